@@ -1,0 +1,97 @@
+"""Replicax: one training program, on one device or many, on JAX.
+
+Write the step once; choose where it runs by choosing a strategy.
+
+>>> import replicax as rx
+>>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+>>> with strategy.scope():
+...     total = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)
+>>> @rx.function
+... def step(x):
+...     total.assign_add(x.sum())
+>>> strategy.run(step, args=(strategy.distribute_batch([1.0, 2.0, 3.0, 4.0]),))
+>>> total.numpy()
+array(10., dtype=float32)
+"""
+
+from replicax import experimental, random
+from replicax.backend.devices import set_virtual_devices
+from replicax.context.replica import ReplicaContext
+from replicax.context.stack import (
+    experimental_set_strategy,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from replicax.core.enums import ReduceOp, VariableAggregation, VariableSynchronization
+from replicax.core.errors import ReplicaxError
+from replicax.core.names import REPLICA_AXIS
+from replicax.core.notices import ReplicaxWarning
+from replicax.core.options import RunOptions
+from replicax.core.spec import PerReplicaSpec, TensorSpec, TypeSpec
+from replicax.functions.function import (
+    Function,
+    function,
+    functions_run_eagerly,
+    run_functions_eagerly,
+)
+from replicax.functions.gradients import grad, value_and_grad
+from replicax.strategies.base import Strategy
+from replicax.strategies.cross_device_ops import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
+from replicax.strategies.default import DefaultStrategy
+from replicax.strategies.extended import StrategyExtended
+from replicax.strategies.mirrored import MirroredStrategy
+from replicax.strategies.one_device import OneDeviceStrategy
+from replicax.values.distributed import DistributedValues, Mirrored, PerReplica
+from replicax.variables.creation import variable_creator_scope
+from replicax.variables.variable import Variable
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "REPLICA_AXIS",
+    "CrossDeviceOps",
+    "DefaultStrategy",
+    "DistributedValues",
+    "Function",
+    "HierarchicalCopyAllReduce",
+    "Mirrored",
+    "MirroredStrategy",
+    "NcclAllReduce",
+    "OneDeviceStrategy",
+    "PerReplica",
+    "PerReplicaSpec",
+    "ReduceOp",
+    "ReductionToOneDevice",
+    "ReplicaContext",
+    "ReplicaxError",
+    "ReplicaxWarning",
+    "RunOptions",
+    "Strategy",
+    "StrategyExtended",
+    "TensorSpec",
+    "TypeSpec",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "experimental",
+    "experimental_set_strategy",
+    "function",
+    "functions_run_eagerly",
+    "get_replica_context",
+    "get_strategy",
+    "grad",
+    "has_strategy",
+    "in_cross_replica_context",
+    "random",
+    "run_functions_eagerly",
+    "set_virtual_devices",
+    "value_and_grad",
+    "variable_creator_scope",
+]

@@ -1,0 +1,1 @@
+"""The only layer that names devices: meshes, placement, collectives, the run-ahead bound."""

@@ -1,0 +1,127 @@
+"""Reductions across replicas, inside a compiled program and on placed arrays.
+
+Small values of one type travel together: a collective costs much the same for
+four bytes as for sixty thousand, and XLA does not merge the operands itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from replicax.backend.mesh import PER_REPLICA, REPLICATED, ReplicaMesh
+from replicax.core.enums import ReduceOp
+from replicax.core.names import REPLICA_AXIS
+
+PACKED_BELOW = 16_384
+"""Leaves with fewer elements are packed; larger ones lose more by the copy than they gain."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reduction:
+    """How a compiled program adds values of all replicas.
+
+    Attributes:
+        num_packs: Into how many operands the small leaves of one type are
+            packed; 0 sends every leaf by itself.
+        on_replica: The replica whose device adds everything, or None for an
+            all-reduce.
+        accumulate: Adds the list of all replicas' values, only with `on_replica`.
+    """
+
+    num_packs: int = 1
+    on_replica: int | None = None
+    accumulate: Callable[[list[jax.Array]], jax.Array] | None = None
+
+
+ALL_REDUCE = Reduction()
+
+
+def as_mean_dtype(dtype: Any) -> Any:
+    """The dtype of a mean: floats keep theirs, everything else becomes the default float."""
+    return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
+
+
+def all_reduce(
+    op: ReduceOp, values: Sequence[Any], num_replicas: int, reduction: Reduction = ALL_REDUCE
+) -> list[jax.Array]:
+    """Sum or mean over all replicas of each value, in a compiled replica function."""
+    arrays = [jnp.asarray(value) for value in values]
+    arrays = [a.astype(jnp.int32) if a.dtype == bool else a for a in arrays]
+    sums = _packed_sum(arrays, reduction)
+    if op is ReduceOp.SUM:
+        return sums
+    return [(s / num_replicas).astype(as_mean_dtype(s.dtype)) for s in sums]
+
+
+def _packed_sum(arrays: list[jax.Array], reduction: Reduction) -> list[jax.Array]:
+    results: list[Any] = [None] * len(arrays)
+    groups: dict[Any, list[int]] = {}
+    for index, array in enumerate(arrays):
+        if reduction.num_packs and array.size < PACKED_BELOW:
+            groups.setdefault(array.dtype, []).append(index)
+        else:
+            results[index] = _sum_over_replicas(array, reduction)
+    for indices in groups.values():
+        for pack in _in_packs(indices, reduction.num_packs):
+            if len(pack) == 1:
+                results[pack[0]] = _sum_over_replicas(arrays[pack[0]], reduction)
+                continue
+            flat = jnp.concatenate([arrays[i].reshape(-1) for i in pack])
+            total = _sum_over_replicas(flat, reduction)
+            offsets = np.cumsum([arrays[i].size for i in pack])[:-1].tolist()
+            for i, part in zip(pack, jnp.split(total, offsets), strict=True):
+                results[i] = part.reshape(arrays[i].shape)
+    return results
+
+
+def _in_packs(indices: list[int], num_packs: int) -> list[list[int]]:
+    size = -(-len(indices) // num_packs)
+    return [indices[start : start + size] for start in range(0, len(indices), size)]
+
+
+def _sum_over_replicas(array: jax.Array, reduction: Reduction) -> jax.Array:
+    if reduction.on_replica is None:
+        return lax.psum(array, REPLICA_AXIS)
+    gathered = lax.all_gather(array, REPLICA_AXIS)
+    add = reduction.accumulate or functools.partial(functools.reduce, jnp.add)
+    here = lax.axis_index(REPLICA_AXIS) == reduction.on_replica
+    total = lax.cond(
+        here,
+        lambda: add([gathered[i] for i in range(gathered.shape[0])]),
+        lambda: jnp.zeros_like(array),
+    )
+    return lax.psum(total, REPLICA_AXIS)
+
+
+def from_first_replica(array: jax.Array) -> jax.Array:
+    """Replica 0's value on every replica, in a compiled replica function."""
+    first = lax.axis_index(REPLICA_AXIS) == 0
+    if array.dtype == bool:
+        return from_first_replica(array.astype(jnp.int32)).astype(bool)
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        data = from_first_replica(jax.random.key_data(array))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
+    return lax.psum(jnp.where(first, array, jnp.zeros_like(array)), REPLICA_AXIS)
+
+
+def per_replica_map(
+    fn: Callable[..., Any], mesh: ReplicaMesh, *, replicated_out: bool
+) -> Callable[..., Any]:
+    """`fn` over the components of per-replica arrays, as one SPMD program."""
+    out = REPLICATED if replicated_out else PER_REPLICA
+    return jax.shard_map(
+        fn,
+        mesh=mesh.mesh,
+        in_specs=PER_REPLICA,
+        out_specs=out,
+        axis_names={REPLICA_AXIS},
+        check_vma=False,
+    )

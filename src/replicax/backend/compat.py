@@ -1,0 +1,246 @@
+"""Every private JAX API that Replicax depends on, and why.
+
+Nothing else in the package imports `jax._src`. Each function here has a test in
+``tests/backend/test_compat.py`` that fails when JAX moves what it uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax._src import config as jax_config
+from jax._src import core as jax_core
+from jax._src import source_info_util, xla_bridge
+from jax._src.config import config_ext
+from jax._src.interpreters import batching
+from jax._src.interpreters import partial_eval as pe
+from jax._src.lib import xla_client
+from jax._src.state.types import AbstractRef
+from jax.extend import core as jex_core
+
+Trace = Any
+
+_PACKAGE = str(pathlib.Path(__file__).resolve().parents[1]) + "/"
+
+
+# -- traces ------------------------------------------------------------------------------------
+# A variable that is first touched deep inside a scan or a grad must enter the program at the
+# trace of its frame, not at the innermost one; JAX has no public way to name or select a trace.
+
+
+def current_trace() -> Trace:
+    """The innermost JAX trace of this thread."""
+    return jax_core.trace_ctx.trace
+
+
+@contextlib.contextmanager
+def inside_trace(trace: Trace) -> Iterator[None]:
+    """Makes `trace` the current one, although more traces are open inside it."""
+    with jax_core.set_current_trace(trace):
+        yield
+
+
+def _chain() -> Iterator[Trace]:
+    trace = jax_core.trace_ctx.trace
+    while trace is not None:
+        yield trace
+        trace = getattr(trace, "parent_trace", None)
+
+
+def is_staging() -> bool:
+    """Whether some JAX transformation is recording a program (jit, scan, cond, checkpoint)."""
+    return any(isinstance(trace, pe.DynamicJaxprTrace) for trace in _chain())
+
+
+def is_transforming() -> bool:
+    """Whether any JAX transformation at all is open on this thread."""
+    return not isinstance(jax_core.trace_ctx.trace, jax_core.EvalTrace)
+
+
+def concretely() -> contextlib.AbstractContextManager[Any]:
+    """Lets operations on concrete values run at once, also while a program is recorded."""
+    return jax.ensure_compile_time_eval() if is_transforming() else contextlib.nullcontext()
+
+
+def is_batching(until: Trace | None = None) -> bool:
+    """Whether a vmap is open, looking outward no further than the trace `until`."""
+    for trace in _chain():
+        if trace is until:
+            return False
+        if isinstance(trace, batching.BatchTrace):
+            return True
+    return False
+
+
+def is_staged_below(base: Trace) -> bool:
+    """Whether a program is being recorded inside the program of trace `base`."""
+    for trace in _chain():
+        if trace is base:
+            return False
+        if isinstance(trace, pe.DynamicJaxprTrace):
+            return True
+    return False
+
+
+def is_traced_inside(tracer: Any) -> bool:
+    """Whether `tracer` belongs to the innermost program being recorded."""
+    for trace in _chain():
+        if isinstance(trace, pe.DynamicJaxprTrace):
+            return getattr(tracer, "_trace", None) is trace
+    return False
+
+
+def trace_settings() -> Hashable:
+    """The settings that change what JAX traces: x64, precision, promotion, open meshes."""
+    return jax_config.trace_context()
+
+
+# -- programs ----------------------------------------------------------------------------------
+
+
+def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
+    """Evaluates a jaxpr in the current trace; `jax.core` no longer documents this."""
+    return jax_core.eval_jaxpr(jaxpr, consts, *args)
+
+
+def shaped_array(shape: Sequence[int], dtype: Any) -> Any:
+    """The strongly typed abstract value of this shape and dtype."""
+    return jax_core.ShapedArray(tuple(shape), dtype)
+
+
+def is_ref(atom: Any) -> bool:
+    """Whether a variable of a jaxpr is a mutable Ref, not a value."""
+    return isinstance(atom.aval, AbstractRef)
+
+
+def open_jaxpr(jaxpr: Any) -> Any:
+    """The plain Jaxpr of a ClosedJaxpr; a plain one unchanged."""
+    return jaxpr.jaxpr if isinstance(jaxpr, jex_core.ClosedJaxpr) else jaxpr
+
+
+def sub_jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
+    """Every jaxpr among an equation's parameters, also inside tuples, as plain Jaxprs."""
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, jex_core.Jaxpr | jex_core.ClosedJaxpr):
+                yield open_jaxpr(item)
+
+
+def user_line(eqn: Any) -> str:
+    """The user's ``file:line`` that made an equation, frames of JAX and Replicax left out."""
+    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+        if not frame.file_name.startswith(_PACKAGE):
+            return f"{frame.file_name}:{frame.start_line}"
+    return "an unknown line"
+
+
+@contextlib.contextmanager
+def origin_of(eqn: Any) -> Iterator[None]:
+    """Equations bound in here carry the source line, name and context of ``eqn``."""
+    name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with (
+        source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack),
+        eqn.ctx.manager,
+    ):
+        yield
+
+
+# -- arrays ------------------------------------------------------------------------------------
+# What leaves the library must mix with any other array. JAX refuses to combine arrays committed
+# to different devices, and has no public way to make an array on a given device uncommitted.
+
+
+class Uncommitted:
+    """Makes uncommitted one-device arrays of one shape, dtype and device, cheaply."""
+
+    __slots__ = ("_handler",)
+
+    def __init__(self, example: jax.Array) -> None:
+        """Prepares for arrays like the one-device array `example`."""
+        (device,) = example.devices()
+        self._handler = xla_client.array_result_handler(
+            example.aval,  # pyright: ignore[reportAttributeAccessIssue]
+            jax.sharding.SingleDeviceSharding(device),
+            committed=False,
+            _skip_checks=True,
+        )
+
+    def __call__(self, array: jax.Array) -> jax.Array:
+        """The same buffer as an uncommitted array."""
+        return self._handler([array])
+
+
+def uncommitted(array: jax.Array) -> jax.Array:
+    """An uncommitted view of the one-device array `array`; the buffer is shared."""
+    if not array.committed:
+        return array
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        data = uncommitted(jax.random.key_data(array))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
+    return Uncommitted(array)(array)
+
+
+def shards(array: jax.Array) -> list[jax.Array]:
+    """The addressable one-device arrays behind `array`, in mesh order.
+
+    `addressable_data(i)` answers with shard 0 for every i when the array is
+    replicated, and `addressable_shards` costs ten times as much.
+    """
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        data = shards(jax.random.key_data(array))
+        return [jax.random.wrap_key_data(d, impl=jax.random.key_impl(array)) for d in data]
+    return array._arrays  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# -- threads -----------------------------------------------------------------------------------
+# JAX keeps its open traces and its scoped settings (x64, debug flags, default device) per thread;
+# a helper thread that works on behalf of the caller must see the same ones.
+
+
+def capture_thread_state() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """A context manager factory that gives another thread this thread's JAX state."""
+    captured = [(state, state.get_local()) for state in _thread_states()]
+    captured = [(state, value) for state, value in captured if value is not config_ext.unset]
+
+    @contextlib.contextmanager
+    def surroundings() -> Iterator[None]:
+        saved = [(state, _swap(state, value)) for state, value in captured]
+        try:
+            yield
+        finally:
+            for state, value in reversed(saved):
+                _swap(state, value)
+
+    return surroundings
+
+
+def _thread_states() -> Iterator[Any]:
+    yield jax_core.trace_state
+    yield jax_core.trace_state_strong_ref
+    yield jax_core.axis_env_state
+    yield jax_config.mesh_context_manager
+    yield jax_config.abstract_mesh_context_manager
+    yield from jax_config.config_states.values()
+
+
+def _swap(state: Any, value: Any) -> Any:
+    previous = state.swap_local(value)
+    hook = getattr(state, "_update_thread_local_hook", None)
+    if hook is not None:
+        hook(None if value is config_ext.unset else value)
+    return previous
+
+
+# -- devices -----------------------------------------------------------------------------------
+
+
+def has_started() -> bool:
+    """Whether a JAX backend is running, so that devices cannot be configured any more.
+
+    JAX has no public question for this: every public way to ask starts the backend.
+    """
+    return xla_bridge.backends_are_initialized()

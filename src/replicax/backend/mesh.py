@@ -1,0 +1,46 @@
+"""The devices of the replicas as a one-axis mesh, with the two layouts values can have."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from replicax.core.names import REPLICA_AXIS
+from replicax.core.typing import Device
+
+REPLICATED = PartitionSpec()
+PER_REPLICA = PartitionSpec(REPLICA_AXIS)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaMesh:
+    """Where the replicas live, one device each, in replica order.
+
+    Attributes:
+        devices: The device of each replica.
+        mesh: The same as a JAX mesh with the single axis ``REPLICA_AXIS``.
+        replicated: Layout of a value with a whole copy on every device.
+        per_replica: Layout of an array whose dim 0 is divided among the devices.
+    """
+
+    devices: tuple[Device, ...]
+    mesh: Mesh
+    replicated: NamedSharding
+    per_replica: NamedSharding
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas there are."""
+        return len(self.devices)
+
+
+@functools.cache
+def replica_mesh(devices: tuple[Device, ...]) -> ReplicaMesh:
+    """The mesh over `devices`; equal device tuples share one mesh and its compiled programs."""
+    mesh = Mesh(np.asarray(devices), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
+    return ReplicaMesh(
+        devices, mesh, NamedSharding(mesh, REPLICATED), NamedSharding(mesh, PER_REPLICA)
+    )

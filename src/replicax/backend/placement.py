@@ -1,0 +1,130 @@
+"""Puts host values and arrays onto the devices of the replicas, and takes them off again.
+
+What comes in is copied, so that no buffer is shared with the caller; what goes
+out is an uncommitted one-device array that mixes with any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.backend import compat
+from replicax.backend.mesh import ReplicaMesh
+from replicax.core.errors import BatchError
+from replicax.core.typing import Device
+
+HostArray = np.ndarray | np.generic
+
+
+def is_array_like(value: object) -> bool:
+    """Whether `value` is an array or a number that JAX can hold."""
+    if isinstance(value, jax.Array):
+        return True
+    if isinstance(value, HostArray):
+        return value.dtype.kind in "biufc" or jnp.issubdtype(value.dtype, jnp.floating)
+    return isinstance(value, (bool, int, float, complex))
+
+
+def narrowed(value: Any, leaf: str) -> Any:
+    """`value` with the dtype JAX will give it; 64-bit host values are checked first.
+
+    Args:
+        value: An array or a number.
+        leaf: What to call it in an error.
+
+    Raises:
+        BatchError: If the value does not fit the narrower type.
+    """
+    if isinstance(value, jax.Array):
+        return value
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    if array.dtype.itemsize < 8 or array.dtype.kind not in "iufc":
+        return array
+    target = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if target == array.dtype or array.size == 0:
+        return array
+    if array.dtype.kind in "iu":
+        info = np.iinfo(target)
+        low, high = array.min(), array.max()
+        if low < info.min or high > info.max:
+            raise BatchError(
+                _does_not_fit(leaf, array.dtype, target, high if high > info.max else low)
+            )
+    elif array.dtype.kind == "f":
+        finite = array[np.isfinite(array)]
+        largest = np.abs(finite).max(initial=0.0)
+        if largest > np.finfo(target).max:
+            raise BatchError(_does_not_fit(leaf, array.dtype, target, largest))
+    return array.astype(target)
+
+
+def _does_not_fit(leaf: str, dtype: np.dtype, target: np.dtype, value: Any) -> str:
+    return (
+        f"{leaf} has dtype {dtype} and holds {value}, which does not fit {target}, the type JAX "
+        f"uses while 64-bit types are off. Turn them on with "
+        f"jax.config.update('jax_enable_x64', True), or convert the data."
+    )
+
+
+def own_copy(value: Any, device: Device) -> jax.Array:
+    """A one-device array on `device` that shares its buffer with nobody."""
+    if isinstance(value, jax.Array):
+        if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+            data = own_copy(jax.random.key_data(value), device)
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+        if device.platform != "cpu":
+            if value.devices() == {device}:
+                return jnp.array(value, copy=True)
+            return jax.device_put(value, device)
+    # device_put adopts an aligned host buffer without copying, so it gets one of its own.
+    return jax.device_put(np.array(value, copy=True), device)
+
+
+def replicate(value: Any, mesh: ReplicaMesh) -> jax.Array:
+    """One array with a copy of its own on every device of the mesh."""
+    copies = [own_copy(value, device) for device in mesh.devices]
+    return jax.make_array_from_single_device_arrays(copies[0].shape, mesh.replicated, copies)
+
+
+def assemble(components: Sequence[Any], mesh: ReplicaMesh) -> jax.Array:
+    """One array of equal-shaped components: concatenated on dim 0, scalars stacked."""
+    placed = [
+        _on_device(component, device)
+        for component, device in zip(components, mesh.devices, strict=True)
+    ]
+    shape = placed[0].shape
+    if not shape:
+        placed = [jnp.reshape(component, (1,)) for component in placed]
+        shape = (1,)
+    return jax.make_array_from_single_device_arrays(
+        (shape[0] * mesh.num_replicas, *shape[1:]), mesh.per_replica, placed
+    )
+
+
+def _on_device(value: Any, device: Device) -> jax.Array:
+    if isinstance(value, jax.Array):
+        return jax.device_put(value, device)
+    return jax.device_put(np.array(value, copy=True), device)
+
+
+def mirror(copies: Sequence[jax.Array], mesh: ReplicaMesh) -> jax.Array:
+    """One replicated array out of equal one-device arrays, one on each device."""
+    placed = [jax.device_put(c, d) for c, d in zip(copies, mesh.devices, strict=True)]
+    return jax.make_array_from_single_device_arrays(placed[0].shape, mesh.replicated, placed)
+
+
+def one_device(array: jax.Array) -> jax.Array:
+    """The first copy of a replicated (or one-device) array, uncommitted."""
+    return compat.uncommitted(compat.shards(array)[0])
+
+
+def uncommitted_argument(value: Any) -> Any:
+    """`value`, freed from the device it is committed to, so that any mesh may take it."""
+    if isinstance(value, jax.Array) and value.committed and len(value.devices()) == 1:
+        return compat.uncommitted(compat.shards(value)[0])
+    return value

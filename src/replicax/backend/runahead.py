@@ -1,0 +1,202 @@
+"""Bounds how many programs are in flight, and orders the launches of several threads.
+
+JAX returns from a call before the program has run, so a plain training loop runs ahead of its
+devices. Three things can go wrong, and the engine launches every program here so that none does:
+
+* **The CPU client aborts the process.** It launches a program over N devices by N tasks in a
+  thread pool, and each task *waits in that pool* while its device has 32 computations in flight,
+  one-device operations of the user included. The program that is running needs N threads of the
+  same pool at once for its collectives. In a pool of at least 2N threads both fit; in a smaller
+  one the first task that has to wait can starve the running program for ever, and XLA kills the
+  process after 40 seconds. ``backend.devices`` asks for a large enough pool if it is called
+  before JAX starts. In a process that started JAX without it, one program of ours is in flight
+  at a time: no larger number is safe, because any number of the user's own operations may take
+  up the rest of the 32.
+* **Two threads launch in different orders** on different devices, and each program waits for the
+  other's devices. One lock is held while a program is put on all its devices.
+* **Memory grows** with every program that waits for its turn.
+
+A program's *token* is an extra scalar output that nobody else sees, donates or deletes. It is
+needed because a step that returns nothing leaves only variables, and the next step donates them:
+there would be nothing left to wait for.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from replicax.backend import cpu_client
+
+MAX_IN_FLIGHT = 8
+
+_Outputs = TypeVar("_Outputs")
+
+_LATE_ERROR = (
+    "This error is of a program that was launched earlier; it was only seen now, before the next "
+    "program was launched. The next program has not been launched."
+)
+
+
+class RunAhead:
+    """Launches programs so that at most `limit` of them are in flight.
+
+    The wait comes before the launch, never after it: an error of an earlier program, or Ctrl-C,
+    then surfaces while the new program has not consumed its donated inputs.
+
+    An error of an earlier program is raised once, by the next `launch` or `wait`. Everything that
+    is in flight is awaited and forgotten first, because the programs that used its outputs fail
+    with it; what else failed is in the notes of the error.
+
+    Host callbacks of a program must not launch programs: they would wait for themselves.
+
+    Args:
+        limit: Programs in flight; chosen at the first launch from the devices and threads of this
+            process if None.
+    """
+
+    __slots__ = ("_asked_limit", "_limit", "_lock", "_tokens")
+
+    def __init__(self, limit: int | None = None) -> None:
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit must be at least 1, got {limit}.")
+        self._asked_limit = limit
+        self._limit = limit or 0  # 0 is not chosen yet: the first launch goes the slow way
+        # Reentrant, because tracing in a first call may launch again, as may a signal handler.
+        self._lock = threading.RLock()
+        self._tokens: collections.deque[jax.Array] = collections.deque()
+
+    @property
+    def limit(self) -> int:
+        """How many programs may be in flight; asking starts JAX if it has not started."""
+        with self._lock:
+            self._choose_limit()
+            return self._limit
+
+    @property
+    def num_in_flight(self) -> int:
+        """How many programs have not been awaited; they may have finished all the same."""
+        return len(self._tokens)
+
+    def launch(self, program: Callable[..., tuple[jax.Array, _Outputs]], *args: Any) -> _Outputs:
+        """Runs ``program(*args)``, which returns its token and its outputs, as soon as it may.
+
+        The token must be an output of the same XLA program as the outputs, on all its devices
+        (replicated over the mesh), and must never be donated, deleted or handed out.
+
+        Returns:
+            The outputs, which may not have been computed yet.
+        """
+        with self._lock:
+            if len(self._tokens) >= self._limit:
+                self._make_room()
+            token, outputs = program(*args)
+            self._tokens.append(token)
+        return outputs
+
+    def launch_and_wait(self, operation: Callable[..., _Outputs], *args: Any) -> _Outputs:
+        """Runs an operation over several devices that has no token, and waits for its outputs.
+
+        For what the engine does beside its programs and seldom: resharding, a reduction of values
+        that are already there.
+        """
+        with self._lock:
+            if len(self._tokens) >= self._limit:
+                self._make_room()
+            return jax.block_until_ready(operation(*args))
+
+    def settle(self) -> None:
+        """Waits for all programs if the thread pool is small, otherwise does nothing.
+
+        To be called when the outputs of a launch are safely stored. A user's own operations over
+        several devices are not launched here; in a small pool they may meet nothing in flight.
+        """
+        if self._limit == 1 and self._asked_limit is None:
+            self.wait(raise_errors=False)
+
+    def wait(self, *, raise_errors: bool = True) -> None:
+        """Waits for everything in flight.
+
+        Args:
+            raise_errors: Whether an error of a program is raised here. Otherwise it stays for the
+                next launch.
+        """
+        with self._lock:
+            if raise_errors:
+                self._await_down_to(0)
+                return
+            for token in tuple(self._tokens):
+                try:
+                    token.block_until_ready()
+                except Exception:
+                    return  # the failed token stays in the queue, so the error is not lost
+            self._tokens.clear()
+
+    def reset(self) -> None:
+        """Forgets what is in flight and the chosen limit, when the JAX backend is replaced."""
+        with self._lock:
+            self._tokens.clear()
+            self._limit = self._asked_limit or 0
+
+    def _make_room(self) -> None:
+        self._choose_limit()
+        self._await_down_to(self._limit - 1)
+
+    def _choose_limit(self) -> None:
+        if not self._limit:
+            self._limit = 1 if is_pool_small() else MAX_IN_FLIGHT
+
+    def _await_down_to(self, num_left: int) -> None:
+        tokens = self._tokens
+        while len(tokens) > num_left:
+            oldest = tokens[0]
+            try:
+                oldest.block_until_ready()
+            except Exception as error:
+                self._drop_all(oldest, error)
+                raise
+            # Only now, so that Ctrl-C during the wait leaves the token where it was. A signal
+            # handler that launched meanwhile may have taken it.
+            if tokens and tokens[0] is oldest:
+                tokens.popleft()
+
+    def _drop_all(self, failed: jax.Array, error: Exception) -> None:
+        """Awaits and forgets all tokens after `failed` has raised `error`."""
+        error.add_note(_LATE_ERROR)
+        failures: collections.Counter[str] = collections.Counter()
+        while self._tokens:
+            token = self._tokens[0]
+            try:
+                if token is not failed:
+                    token.block_until_ready()
+            except Exception as other:
+                failures[f"{type(other).__name__}: {other}".splitlines()[0]] += 1
+            self._tokens.popleft()
+        for text, count in failures.items():
+            error.add_note(f"{count} program(s) launched after it failed as well: {text}")
+
+
+def is_pool_small() -> bool:
+    """Whether this process's CPU client has too few threads for programs in flight.
+
+    Starts JAX if it has not started. Processes whose CPU is one device have no such limit, nor
+    have programs on accelerators.
+    """
+    try:
+        num_devices = jax.local_device_count(backend="cpu")
+    except RuntimeError:  # a JAX that was told to leave the CPU platform out
+        return False
+    return num_devices > 1 and cpu_client.num_client_threads(num_devices) < 2 * num_devices
+
+
+# The devices and their queues belong to the process, and so does the order of launches on them.
+RUN_AHEAD = RunAhead()
+
+launch = RUN_AHEAD.launch
+launch_and_wait = RUN_AHEAD.launch_and_wait
+settle = RUN_AHEAD.settle
+wait = RUN_AHEAD.wait

@@ -1,0 +1,1 @@
+"""Who am I: the per-thread stack of strategies, replica and cross-replica contexts."""

@@ -1,0 +1,70 @@
+"""The peers of a replica that is alone: merging is calling, reducing is converting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.backend import collectives
+from replicax.context import stack
+from replicax.context.eager_peers import require_concrete
+from replicax.core.enums import ReduceOp
+from replicax.values.operators import plain
+from replicax.values.reduce import check_gather
+
+
+class SoloPeers:
+    """Implements `context.replica.Peers` for one replica."""
+
+    replica_id = 0
+
+    def __init__(self, strategy: Any) -> None:
+        """Peers of the only replica of `strategy`."""
+        self._strategy = strategy
+
+    def merge(
+        self, merge_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs `merge_fn` at once, in cross-replica context."""
+        self._check("merge_call", under_grad=False)
+        with stack.entered(stack.Entry(self._strategy, stack.Mode.MERGE)):
+            return merge_fn(self._strategy, *args, **kwargs)
+
+    def together(self, label: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Runs `fn` at once, in cross-replica context."""
+        self._check(label)
+        with stack.entered(stack.Entry(self._strategy, stack.Mode.MERGE)):
+            return fn(*args)
+
+    def all_reduce(self, op: ReduceOp, leaves: list[Any], options: Any) -> list[jax.Array]:
+        """The values themselves, as arrays with the dtype of the reduction."""
+        del options
+        self._check("all_reduce")
+        arrays = [jnp.asarray(plain(leaf)) for leaf in leaves]
+        return [array.astype(_reduced_dtype(op, array.dtype)) for array in arrays]
+
+    def all_gather(self, leaf: Any, axis: int) -> jax.Array:
+        """The value itself."""
+        self._check("all_gather")
+        array = jnp.asarray(plain(leaf))
+        check_gather(axis, [array.shape])
+        return array
+
+    def _check(self, call: str, *, under_grad: bool = True) -> None:
+        """Where the strategy may also run with more replicas, holds to the rules of those."""
+
+
+class EagerSoloPeers(SoloPeers):
+    """The same in an eager run of a strategy, where meetings need concrete values."""
+
+    def _check(self, call: str, *, under_grad: bool = True) -> None:
+        require_concrete(call, under_grad=under_grad)
+
+
+def _reduced_dtype(op: ReduceOp, dtype: Any) -> Any:
+    if op is ReduceOp.MEAN:
+        return collectives.as_mean_dtype(dtype)
+    return jnp.int32 if dtype == jnp.bool_ else dtype

@@ -1,0 +1,232 @@
+"""The per-thread stack of contexts, and the questions one may ask it.
+
+Knows strategies only as `StrategyLike`. A new thread starts outside every
+scope; the default strategy stands in where none was entered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from replicax.core.errors import ContextError
+from replicax.core.protocols import StrategyLike
+
+
+class Mode(enum.Enum):
+    """What the code on top of the stack is part of."""
+
+    SCOPE = "strategy.scope()"
+    REPLICA = "strategy.run()"
+    MERGE = "the merge_fn of merge_call"
+    UPDATE = "the function passed to extended.update()"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """One level of the stack."""
+
+    strategy: Any
+    mode: Mode
+    replica_context: Any = None
+    copy_id: int | None = None
+    update: Any = None
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+
+class _Process:
+    """What is global: the default strategy, and the one set with experimental_set_strategy."""
+
+    make_default: Callable[[], Any] | None = None
+    default: Any = None
+    chosen: Any = None
+
+
+_stack = _Stack()
+_lock = threading.Lock()
+
+
+def provide_default_strategy(factory: Callable[[], Any]) -> None:
+    """Tells how to make the default strategy, which happens when it is first asked for."""
+    _Process.make_default = factory
+
+
+def default_strategy() -> Any:
+    """The strategy in force where none was entered: one replica, ordinary variables."""
+    if _Process.default is None:
+        with _lock:
+            if _Process.default is None:
+                assert _Process.make_default is not None
+                _Process.default = _Process.make_default()
+    return _Process.default
+
+
+def top() -> Entry | None:
+    """The innermost entry of this thread, or the global one, or None."""
+    entries = _stack.entries
+    if entries:
+        return entries[-1]
+    if _Process.chosen is not None:
+        return Entry(_Process.chosen, Mode.SCOPE)
+    return None
+
+
+@contextlib.contextmanager
+def entered(entry: Entry) -> Iterator[None]:
+    """Puts `entry` on top of this thread's stack."""
+    entries = _stack.entries
+    entries.append(entry)
+    try:
+        yield
+    finally:
+        entries.pop()
+
+
+def push(entry: Entry) -> None:
+    """Puts `entry` on top of this thread's stack until `pop`."""
+    _stack.entries.append(entry)
+
+
+def pop(strategy: Any) -> None:
+    """Takes the top entry off again.
+
+    Raises:
+        ContextError: If scopes were left in another order than entered.
+    """
+    entries = _stack.entries
+    if not entries or entries[-1].strategy is not strategy or entries[-1].mode is not Mode.SCOPE:
+        raise ContextError(
+            f"the scope of {strategy!r} was left while {describe()} was the innermost. Leave "
+            "scopes in the opposite order of entering, on the same thread: use `with`."
+        )
+    entries.pop()
+
+
+@contextlib.contextmanager
+def replaced_by(entry: Entry) -> Iterator[None]:
+    """Makes `entry` the whole stack, for a thread that works on another thread's behalf."""
+    outer, _stack.entries = _stack.entries, [entry]
+    try:
+        yield
+    finally:
+        _stack.entries = outer
+
+
+def get_strategy() -> Any:
+    """The current strategy; outside every scope the default one.
+
+    Example:
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["CPU:0"])
+        >>> with strategy.scope():
+        ...     rx.get_strategy() is strategy
+        True
+    """
+    entry = top()
+    return default_strategy() if entry is None else entry.strategy
+
+
+def has_strategy() -> bool:
+    """Whether a strategy other than the default one is in force.
+
+    Example:
+        >>> import replicax as rx
+        >>> rx.has_strategy()
+        False
+    """
+    entry = top()
+    return entry is not None and entry.strategy is not _Process.default
+
+
+def get_replica_context() -> Any:
+    """The current replica's context, or None in cross-replica context.
+
+    Example:
+        >>> import replicax as rx
+        >>> rx.get_replica_context().num_replicas_in_sync
+        1
+        >>> with rx.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        ...     print(rx.get_replica_context())
+        None
+    """
+    entry = top()
+    if entry is None:
+        return default_strategy().extended.default_replica_context
+    return entry.replica_context
+
+
+def in_cross_replica_context() -> bool:
+    """Whether code here speaks for all replicas at once.
+
+    Example:
+        >>> import replicax as rx
+        >>> rx.in_cross_replica_context()
+        False
+        >>> with rx.MirroredStrategy(["CPU:0"]).scope():
+        ...     rx.in_cross_replica_context()
+        True
+    """
+    entry = top()
+    return entry is not None and entry.mode is not Mode.REPLICA
+
+
+def experimental_set_strategy(strategy: StrategyLike | None) -> None:
+    """Makes `strategy` the current one everywhere, without a ``with``; None undoes it.
+
+    Raises:
+        ContextError: Inside a scope or a run.
+
+    Example:
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["CPU:0"])
+        >>> rx.experimental_set_strategy(strategy)
+        >>> rx.get_strategy() is strategy
+        True
+        >>> rx.experimental_set_strategy(None)
+    """
+    if _stack.entries:
+        raise ContextError(
+            f"experimental_set_strategy was called inside {describe()}. Call it at the top of the "
+            "program, outside every `with strategy.scope()` and outside run."
+        )
+    chosen = None if strategy is None or strategy is _Process.default else strategy
+    _Process.chosen = chosen
+
+
+def describe() -> str:
+    """Where this code runs, for an error message."""
+    entry = top()
+    if entry is None:
+        return "no strategy's scope"
+    return f"{entry.mode.value} of {entry.strategy!r}"
+
+
+def require_outside_run(strategy: Any, call: str) -> None:
+    """Raises unless `call` of `strategy` may be made here.
+
+    Raises:
+        ContextError: In the strategy's own replica context, or under another strategy.
+    """
+    entry = top()
+    if entry is None or entry.strategy is _Process.default:
+        return
+    if entry.strategy is not strategy:
+        raise ContextError(
+            f"{call} of {strategy!r} was called inside {describe()}. One strategy is in force at a "
+            "time: leave the other scope first, or use the strategy that is in force "
+            "(replicax.get_strategy())."
+        )
+    if entry.mode is Mode.REPLICA:
+        raise ContextError(
+            f"{call} was called inside {describe()}, in replica context. To act across replicas "
+            "from there, call replicax.get_replica_context().merge_call(merge_fn, args=...), and "
+            f"call {call} in merge_fn."
+        )

@@ -1,0 +1,1 @@
+"""Names, options, errors and structure handling that know nothing of JAX state."""

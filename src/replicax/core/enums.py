@@ -1,0 +1,56 @@
+"""The documented enumerations: how to reduce, when to synchronise, how to aggregate."""
+
+from __future__ import annotations
+
+import enum
+
+from replicax.core.errors import ReductionError
+
+
+class ReduceOp(enum.Enum):
+    """How values of different replicas become one value.
+
+    Example:
+        >>> ReduceOp.parse("mean")
+        <ReduceOp.MEAN: 'MEAN'>
+    """
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+    @classmethod
+    def parse(cls, op: object) -> ReduceOp:
+        """Accepts the enum, its name in any case, or a ``VariableAggregation``.
+
+        Args:
+            op: What the caller passed as reduce operation.
+
+        Raises:
+            ReductionError: If `op` names neither SUM nor MEAN.
+        """
+        if isinstance(op, cls):
+            return op
+        name = op.name if isinstance(op, VariableAggregation) else op
+        if isinstance(name, str) and name.upper() in cls.__members__:
+            return cls[name.upper()]
+        raise ReductionError(
+            f"reduce_op is {op!r}; expected ReduceOp.SUM or ReduceOp.MEAN (or 'SUM', 'MEAN')."
+        )
+
+
+class VariableSynchronization(enum.Enum):
+    """When the copies of a distributed variable are brought together."""
+
+    AUTO = 0
+    NONE = 1
+    ON_WRITE = 2
+    ON_READ = 3
+
+
+class VariableAggregation(enum.Enum):
+    """How updates (on write) or copies (on read) of a variable are combined."""
+
+    NONE = 0
+    SUM = 1
+    MEAN = 2
+    ONLY_FIRST_REPLICA = 3

@@ -1,0 +1,76 @@
+"""Every error Replicax raises on purpose.
+
+The class says which kind of mistake it was; it always derives from the built-in
+type that a user would catch anyway::
+
+    ReplicaxError
+    ├── ContextError (RuntimeError)          called in the wrong context
+    ├── StaleReadError (RuntimeError)        a trace that Replicax did not start reads a variable
+    ├── RendezvousError (RuntimeError)       eager replicas did not all reach the same meeting
+    ├── LostVariableError (RuntimeError)     a failed execution took the variable's buffer with it
+    ├── DeviceError (RuntimeError)           devices cannot be configured any more
+    ├── UnknownDeviceError (ValueError)      a device that does not exist, or exists twice
+    ├── VariableError (ValueError)           creation or assignment that cannot be right
+    ├── DistributedValueError (ValueError)   a per-replica value in the wrong place
+    ├── PerReplicaUseError (TypeError)       a per-replica value used as if it were one array
+    ├── ReductionError (ValueError)          an unknown reduction, or shapes that do not fit it
+    ├── BatchError (ValueError)              a batch that cannot be divided or placed
+    ├── TraceError (ValueError)              a program that would drift, hang or never settle
+    └── SignatureError (ValueError)          arguments that do not match an ``input_signature``
+"""
+
+
+class ReplicaxError(Exception):
+    """Base of all errors that Replicax raises on purpose."""
+
+
+class ContextError(ReplicaxError, RuntimeError):
+    """A call in a context where it has no meaning."""
+
+
+class StaleReadError(ReplicaxError, RuntimeError):
+    """A variable was touched inside a trace that Replicax did not start."""
+
+
+class RendezvousError(ReplicaxError, RuntimeError):
+    """Some replicas reached a meeting point and others did not."""
+
+
+class LostVariableError(ReplicaxError, RuntimeError):
+    """The variable's buffer went down with an execution that failed."""
+
+
+class DeviceError(ReplicaxError, RuntimeError):
+    """Devices cannot be configured, usually because JAX has already started."""
+
+
+class UnknownDeviceError(ReplicaxError, ValueError):
+    """A device specification that names no device, or one device twice."""
+
+
+class VariableError(ReplicaxError, ValueError):
+    """A variable cannot be created or assigned like this."""
+
+
+class DistributedValueError(ReplicaxError, ValueError):
+    """A per-replica value was given where one value is needed."""
+
+
+class PerReplicaUseError(ReplicaxError, TypeError):
+    """A per-replica value was used as if it were a single array."""
+
+
+class ReductionError(ReplicaxError, ValueError):
+    """A reduction that is not defined for these values."""
+
+
+class BatchError(ReplicaxError, ValueError):
+    """A batch, argument or initial value that cannot be divided or placed."""
+
+
+class TraceError(ReplicaxError, ValueError):
+    """A traced program that would drift apart, hang, or create variables for ever."""
+
+
+class SignatureError(ReplicaxError, ValueError):
+    """Arguments that do not match the declared ``input_signature``."""

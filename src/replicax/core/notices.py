@@ -1,0 +1,65 @@
+"""Warnings that are worth saying once.
+
+A notice has a key; each key is shown once in the life of the process, through
+`warnings`, at the line of the user's code that caused it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+import warnings
+
+import jax
+
+_shown: set[object] = set()
+_lock = threading.Lock()
+_JAX_DIR = os.path.dirname(os.path.abspath(jax.__file__))
+_PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+class ReplicaxWarning(UserWarning):
+    """Something works, but probably not the way it should."""
+
+
+def notify_once(key: object, message: str, *, category: type[Warning] = ReplicaxWarning) -> None:
+    """Warns with `message`, the first time this `key` is seen.
+
+    Args:
+        key: What identifies the notice, hashable.
+        message: What the user should know and do.
+        category: The warning class.
+    """
+    with _lock:
+        if key in _shown:
+            return
+        _shown.add(key)
+    warnings.warn_explicit(message, category, *user_line())
+
+
+def line_of(error: BaseException) -> str:
+    """``file:line`` of the user's code that an error passed through last."""
+    line = "an unknown line"
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        path = frame.f_code.co_filename
+        if not path.startswith((_PACKAGE_DIR, _JAX_DIR)) and "contextlib" not in path:
+            line = f"{path}:{number}"
+    return line
+
+
+def forget(key: object) -> None:
+    """Lets the notice with this `key` be shown again (for tests)."""
+    with _lock:
+        _shown.discard(key)
+
+
+def user_line() -> tuple[str, int]:
+    """File and line of the innermost frame outside this package."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno

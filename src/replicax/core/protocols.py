@@ -1,0 +1,40 @@
+"""What lower layers may know of higher ones."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+
+class StrategyLike(Protocol):
+    """A strategy, as contexts and variables see it."""
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas run in step."""
+        ...
+
+    @property
+    def extended(self) -> Any:
+        """The strategy's own logic."""
+        ...
+
+
+@runtime_checkable
+class CompiledCallable(Protocol):
+    """A function that compiles itself and can do so for all replicas at once."""
+
+    def run_replicated(
+        self, strategy: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any
+    ) -> Any:
+        """Runs the function on every replica of `strategy`, as one program."""
+        ...
+
+
+class HostIterable:
+    """A source of per-replica values that lives on the host.
+
+    A ``function`` that gets or meets one runs as a host loop. Subclasses call
+    `replicax.execution.host_loop.enter_host_code` before they hand out data.
+    """
+
+    __slots__ = ()

@@ -1,0 +1,250 @@
+"""Runs one Python function per replica, on persistent threads, one at a time.
+
+Replica 0 runs until it ends or reaches a meeting, then replica 1, and so on:
+the order never depends on the scheduler. A meeting takes place when every
+replica has arrived; it runs on the caller's thread, and all replicas get its
+result. What is computed at a meeting is the caller's business: nothing here
+knows of values, variables or strategies.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from replicax.core import notices
+from replicax.core.errors import RendezvousError
+
+Task = Callable[[], Any]
+Meeting = Callable[[list[Any]], Sequence[Any]]
+
+
+class _Released(BaseException):
+    """Ends a replica that would wait for ever. Not an Exception, so user code lets it pass."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Arrival:
+    """One replica waiting at a meeting."""
+
+    label: str
+    meeting: Meeting
+    payload: Any
+    where: str
+
+
+@dataclasses.dataclass(slots=True)
+class _Ended:
+    """One replica that has returned or raised."""
+
+    result: Any = None
+    error: BaseException | None = None
+
+
+class _Replica:
+    """One thread, and the hand-over between it and the caller."""
+
+    def __init__(self, replica_id: int) -> None:
+        self.replica_id = replica_id
+        self.state: Literal["idle", "running", "waiting"] = "idle"
+        self._task: Task | None = None
+        self._context: contextvars.Context | None = None
+        self._go = threading.Semaphore(0)
+        self._stopped = threading.Semaphore(0)
+        self._status: _Arrival | _Ended | None = None
+        self._answer: Any = None
+        self._release = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, task: Task) -> _Arrival | _Ended:
+        """Runs `task` until it ends or reaches a meeting."""
+        if self._thread is None:
+            name = f"replicax-replica-{self.replica_id}"
+            self._thread = threading.Thread(target=_serve, args=(self,), name=name, daemon=True)
+            self._thread.start()
+        self._task = task
+        self._context = contextvars.copy_context()
+        return self._continue()
+
+    def resume(self, answer: Any) -> _Arrival | _Ended:
+        """Continues after a meeting that answered this replica with `answer`."""
+        self._answer = answer
+        return self._continue()
+
+    def release(self) -> None:
+        """Unwinds a replica that waits at a meeting which will not take place."""
+        self._release = True
+        self._continue()
+        self._release = False
+
+    def abandon(self) -> None:
+        """Lets a replica that cannot be stopped now end by itself at its next stop."""
+        self._release = True
+        self._go.release()
+
+    def close(self) -> None:
+        """Ends the thread, once it is idle."""
+        self._go.release()
+
+    def _continue(self) -> _Arrival | _Ended:
+        self.state = "running"
+        self._go.release()
+        self._stopped.acquire()
+        status, self._status = self._status, None
+        assert status is not None
+        self.state = "waiting" if isinstance(status, _Arrival) else "idle"
+        return status
+
+    def wait_at(self, arrival: _Arrival) -> Any:
+        """On the replica's thread: stops here until the meeting has taken place."""
+        if self._release:  # user code went on after it was released
+            raise _Released
+        self._status = arrival
+        self._stopped.release()
+        self._go.acquire()
+        if self._release:
+            raise _Released
+        answer, self._answer = self._answer, None
+        return answer
+
+    def perform(self) -> bool:
+        """On the replica's thread: one task; False when the thread should end."""
+        self._go.acquire()
+        task, context = self._task, self._context
+        self._task = self._context = None
+        if task is None or context is None:
+            return False
+        try:
+            status = _Ended(result=context.run(task))
+        except BaseException as error:  # handed to the caller, whatever it is
+            status = _Ended(error=error)
+        del task, context
+        self._status = status
+        self._stopped.release()
+        return True
+
+
+def _serve(replica: _Replica) -> None:
+    _current.replica = replica
+    while replica.perform():
+        pass
+
+
+_current = threading.local()
+
+
+class ReplicaThreads:
+    """The threads of one group of replicas, reused by every run.
+
+    Example:
+        >>> threads = ReplicaThreads(2)
+        >>> def task():
+        ...     return threads.meet("sum", lambda payloads: [sum(payloads)] * 2, payload=21)
+        >>> threads.run([task, task])
+        [42, 42]
+    """
+
+    def __init__(self, num_replicas: int) -> None:
+        """Prepares `num_replicas` threads; they start with the first run."""
+        self._replicas = [_Replica(replica_id) for replica_id in range(num_replicas)]
+        self._busy = threading.Lock()
+        weakref.finalize(self, _close, self._replicas)
+
+    def run(self, tasks: Sequence[Task]) -> list[Any]:
+        """Runs one task per replica and returns their results, in replica order.
+
+        Raises:
+            RendezvousError: If some replicas reached a meeting that others did not.
+            BaseException: What a task raised, unchanged; the other replicas are released.
+        """
+        with self._busy:
+            try:
+                return self._drive(self._replicas[: len(tasks)], tasks)
+            except BaseException:
+                self._unwind()
+                raise
+
+    def _drive(self, replicas: list[_Replica], tasks: Sequence[Task]) -> list[Any]:
+        waiting: list[_Arrival] = []
+
+        def checked(status: _Arrival | _Ended, replica_id: int) -> _Arrival | _Ended:
+            if isinstance(status, _Arrival):
+                waiting.append(status)
+            elif status.error is not None:
+                _note(status.error, replica_id, waiting)
+                raise status.error
+            return status
+
+        statuses = [
+            checked(replica.start(task), replica.replica_id)
+            for replica, task in zip(replicas, tasks, strict=True)
+        ]
+        while waiting:
+            answers = _hold_meeting(statuses)
+            waiting.clear()
+            statuses = [
+                checked(replica.resume(answer), replica.replica_id)
+                for replica, answer in zip(replicas, answers, strict=True)
+            ]
+        return [status.result for status in statuses if isinstance(status, _Ended)]
+
+    def _unwind(self) -> None:
+        for index, replica in enumerate(self._replicas):
+            if replica.state == "waiting":
+                replica.release()
+            elif replica.state == "running":  # the caller was interrupted while it ran
+                replica.abandon()
+                self._replicas[index] = _Replica(index)
+
+    def meet(self, label: str, meeting: Meeting, *, payload: Any) -> Any:
+        """Called by a replica: waits for the others, then returns its part of the meeting.
+
+        Args:
+            label: What the replica is doing, for errors.
+            meeting: Gets all payloads, in replica order, and returns one answer each.
+            payload: What this replica brings.
+        """
+        where = "{}:{}".format(*notices.user_line())
+        return _current.replica.wait_at(_Arrival(label, meeting, payload, where))
+
+
+def in_replica_thread() -> bool:
+    """Whether the calling thread is a replica's."""
+    return getattr(_current, "replica", None) is not None
+
+
+def _hold_meeting(statuses: Sequence[_Arrival | _Ended]) -> Sequence[Any]:
+    first = next(status for status in statuses if isinstance(status, _Arrival))
+    for replica_id, status in enumerate(statuses):
+        if isinstance(status, _Ended):
+            arrived = next(i for i, s in enumerate(statuses) if isinstance(s, _Arrival))
+            raise RendezvousError(
+                f"replica {arrived} called {first.label} at {first.where}, but replica "
+                f"{replica_id} returned without calling it. All replicas must make the same "
+                "calls in the same order."
+            )
+        if status.label != first.label:
+            raise RendezvousError(
+                f"replica 0 called {first.label} at {first.where}, but replica {replica_id} called "
+                f"{status.label} at {status.where}. All replicas must make the same calls in the "
+                "same order."
+            )
+    arrivals = [status for status in statuses if isinstance(status, _Arrival)]
+    return first.meeting([arrival.payload for arrival in arrivals])
+
+
+def _note(error: BaseException, replica_id: int, waiting: list[_Arrival]) -> None:
+    """Says on which replica an error happened, and who was waiting for it."""
+    note = f"raised on replica {replica_id}"
+    if waiting:
+        note += f", while another replica waited in {waiting[0].label} at {waiting[0].where}"
+    error.add_note(f"{note}; every replica was released.")
+
+
+def _close(replicas: list[_Replica]) -> None:
+    for replica in replicas:
+        replica.close()

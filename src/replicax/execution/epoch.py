@@ -1,0 +1,63 @@
+"""Keeps JAX from reusing, in an eager run, what it traced before a variable changed.
+
+JAX caches traced functions; one that reads a variable holds the value it saw. In
+an eager run each replica therefore traces under a token made of its id and of
+the number of writes so far, renewed after every write and every meeting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from replicax.execution.frame import trace_token
+
+_writes = itertools.count(1)
+
+
+class _Epoch:
+    number = 0
+
+
+class _Token(threading.local):
+    replica_id: int | None = None
+    manager: Any = None
+
+
+_token = _Token()
+
+
+def advance() -> None:
+    """Says that some variable has changed."""
+    _Epoch.number = next(_writes)
+    renew()
+
+
+def renew() -> None:
+    """Brings this thread's token up to date, if it has one."""
+    if _token.manager is not None:
+        _token.manager.__exit__(None, None, None)
+        _token.manager = trace_token(("eager", _token.replica_id, _Epoch.number))
+        _token.manager.__enter__()
+
+
+@contextlib.contextmanager
+def replica_token(replica_id: int) -> Iterator[None]:
+    """Marks everything traced here as belonging to one replica of an eager run."""
+    outer = _token.replica_id, _token.manager
+    _token.replica_id = replica_id
+    _token.manager = trace_token(("eager", replica_id, _Epoch.number))
+    _token.manager.__enter__()
+    try:
+        yield
+    finally:
+        _token.manager.__exit__(None, None, None)
+        _token.replica_id, _token.manager = outer
+
+
+def has_token() -> bool:
+    """Whether this thread runs an eager replica."""
+    return _token.manager is not None

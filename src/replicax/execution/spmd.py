@@ -1,0 +1,428 @@
+"""Turns a replica function into one program for all replicas.
+
+`trace_replicas` traces it (once; or once per kind of replica where components
+differ in shape or Python branches on the replica id), checks the trace for what
+would drift or hang, and emits it as a `shard_map` into the surrounding trace.
+State is read from and written to the surrounding trace through callbacks; what
+it is, nothing here knows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from replicax.backend import compat
+from replicax.backend.mesh import PER_REPLICA, REPLICATED, ReplicaMesh
+from replicax.core import notices
+from replicax.core.errors import TraceError
+from replicax.core.names import REPLICA_AXIS
+from replicax.execution.eager import ReplicaThreads
+from replicax.execution.frame import Frame, StateKey, fill_holes
+from replicax.execution.lockstep import run_in_lockstep
+from replicax.execution.numbering import differing_outputs
+from replicax.execution.varying import analyse
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Argument:
+    """One array argument of a replica function.
+
+    Attributes:
+        value: The array over all replicas, or one value for all.
+        shapes: For a per-replica value the true shape of each component.
+    """
+
+    value: Any
+    shapes: tuple[Shape, ...] | None = None
+
+    def local(self, part: jax.Array, replica_id: int) -> jax.Array:
+        """What replica `replica_id` gets, out of its part of `value`."""
+        if self.shapes is None:
+            return part
+        shape = self.shapes[replica_id]
+        if part.shape == shape:
+            return part
+        return part.reshape(()) if not shape else part[tuple(slice(size) for size in shape)]
+
+
+@dataclasses.dataclass(slots=True)
+class Variant:
+    """One trace of the replica function, for one kind of replica.
+
+    Attributes:
+        example_id: A replica of this kind.
+        replica_id: The replica's id where the trace may know it, else None.
+        kind_of_replica: The kind of every replica.
+        exchange: Gives every variant's value, in order of kinds.
+        asked_replica_id: Whether the function asked for its traced replica id.
+    """
+
+    example_id: int
+    replica_id: int | None
+    kind_of_replica: tuple[int, ...]
+    exchange: Callable[[Any], list[Any]]
+    asked_replica_id: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class Outputs:
+    """What a traced replica function gave back.
+
+    Attributes:
+        uniform: Arrays that are the same on every replica.
+        varying: Arrays that each replica has its own of.
+    """
+
+    uniform: list[Any]
+    varying: list[Any]
+
+
+@dataclasses.dataclass(slots=True)
+class Emitted:
+    """The same arrays, seen from outside the replicas.
+
+    Attributes:
+        uniform: One value each.
+        varying: One array each, all replicas on dim 0.
+        shapes: For each of `varying` the true shape of every component.
+    """
+
+    uniform: list[Any]
+    varying: list[Any]
+    shapes: list[tuple[Shape, ...]]
+
+
+class Body(Protocol):
+    """The replica function with everything around it."""
+
+    def __call__(self, args: list[Any], variant: Variant) -> Outputs:
+        """Runs the function on local arguments, in the trace."""
+        ...
+
+
+class State(Protocol):
+    """The surrounding trace's view of state."""
+
+    def read(self, key: StateKey) -> Any:
+        """The value over all replicas."""
+        ...
+
+    def write(self, key: StateKey, value: Any) -> None:
+        """Stores the value over all replicas."""
+        ...
+
+
+@dataclasses.dataclass(slots=True)
+class _Trace:
+    """A traced variant: a jaxpr over state, then operands."""
+
+    jaxpr: Any
+    frame: Frame
+    written: list[StateKey]
+    operands: list[Any]
+    specs: list[PartitionSpec]
+    num_uniform: int
+    varying_shapes: list[Shape]
+
+    @property
+    def varying_in(self) -> list[bool]:
+        state = [key.per_replica for key in self.frame.entered]
+        return state + [REPLICA_AXIS in spec for spec in self.specs]
+
+
+def trace_replicas(
+    body: Body, args: Sequence[Argument], mesh: ReplicaMesh, state: State, frames: list[Frame]
+) -> Emitted:
+    """Traces `body` for all replicas and emits it into the surrounding trace.
+
+    Args:
+        body: The replica function.
+        args: Its array arguments.
+        mesh: The devices of the replicas.
+        state: The surrounding trace's state.
+        frames: Gets the frame of every variant, also when tracing fails.
+
+    Raises:
+        TraceError: If the program would make replicas drift apart or wait for ever.
+    """
+    kinds = _kinds_by_shape(args, mesh.num_replicas)
+    try:
+        return _trace_kinds(kinds, False, body, args, mesh, state, frames)
+    except _BranchedOnReplicaId as branched:
+        error = branched.__cause__
+        assert error is not None
+    frames.clear()
+    line = notices.line_of(error)
+    notices.notify_once(
+        ("branch on replica id", line),
+        f"Python branches on the replica id at {line}, so the replica function is traced once for "
+        f"each of {mesh.num_replicas} replicas. Use jnp.where or lax.cond to trace it once.",
+    )
+    every = tuple(range(mesh.num_replicas))
+    try:
+        return _trace_kinds(every, True, body, args, mesh, state, frames)
+    except jax.errors.ConcretizationTypeError:
+        raise error from None
+
+
+class _BranchedOnReplicaId(Exception):
+    """Python wanted the value of a traced replica id, as far as one can tell."""
+
+
+def _kinds_by_shape(args: Sequence[Argument], num_replicas: int) -> tuple[int, ...]:
+    """The kind of each replica: replicas with the same component shapes are of one kind."""
+    numbers: dict[Any, int] = {}
+    rows = [
+        tuple(arg.shapes[replica] for arg in args if arg.shapes is not None)
+        for replica in range(num_replicas)
+    ]
+    return tuple(numbers.setdefault(row, len(numbers)) for row in rows)
+
+
+def _trace_kinds(
+    kind_of_replica: tuple[int, ...],
+    fixed_ids: bool,
+    body: Body,
+    args: Sequence[Argument],
+    mesh: ReplicaMesh,
+    state: State,
+    frames: list[Frame],
+) -> Emitted:
+    num_kinds = max(kind_of_replica) + 1
+    examples = [kind_of_replica.index(kind) for kind in range(num_kinds)]
+    if num_kinds == 1:
+        variant = Variant(0, None, kind_of_replica, lambda value: [value])
+        traces = [_trace_variant(variant, body, args, mesh, frames)]
+    else:
+        traces = _trace_together(examples, fixed_ids, kind_of_replica, body, args, mesh, frames)
+    if mesh.num_replicas > 1:
+        _check_writes(traces)
+    return _emit(traces, kind_of_replica, mesh, state)
+
+
+def _trace_together(
+    examples: list[int],
+    fixed_ids: bool,
+    kind_of_replica: tuple[int, ...],
+    body: Body,
+    args: Sequence[Argument],
+    mesh: ReplicaMesh,
+    frames: list[Frame],
+) -> list[_Trace]:
+    """Traces the variants on threads, so that each can ask what the others have."""
+    threads = ReplicaThreads(len(examples))
+    surroundings = compat.capture_thread_state()
+
+    def exchange(value: Any) -> list[Any]:
+        share = lambda values: [values] * len(examples)  # noqa: E731
+        return threads.meet("an operation across replicas", share, payload=value)
+
+    def task(example: int) -> _Trace:
+        variant = Variant(example, example if fixed_ids else None, kind_of_replica, exchange)
+        with surroundings():
+            return _trace_variant(variant, body, args, mesh, frames)
+
+    return threads.run([lambda example=example: task(example) for example in examples])
+
+
+def _trace_variant(
+    variant: Variant, body: Body, args: Sequence[Argument], mesh: ReplicaMesh, frames: list[Frame]
+) -> _Trace:
+    frame = Frame(in_replica=True)
+    frame.exchange = variant.exchange
+    frames.append(frame)
+    counts: list[Any] = []
+
+    def traced(*parts: jax.Array) -> tuple[list[Any], list[Any], list[Any]]:
+        with frame.tracing():
+            local = [
+                arg.local(part, variant.example_id) for arg, part in zip(args, parts, strict=True)
+            ]
+            outputs = body(local, variant)
+            varying = [jnp.asarray(value) for value in outputs.varying]
+            written = _written_by_any(variant.exchange(frame.written))
+            values = [frame.read(key) for key in written]
+        counts.extend((written, len(outputs.uniform), [value.shape for value in varying]))
+        return values, outputs.uniform, varying
+
+    specs = tuple(REPLICATED if arg.shapes is None else PER_REPLICA for arg in args)
+    mapped = jax.shard_map(
+        traced,
+        mesh=mesh.mesh,
+        in_specs=specs,
+        out_specs=REPLICATED,  # only traced, never run: the layout is chosen when it is emitted
+        axis_names={REPLICA_AXIS},
+        check_vma=False,
+    )
+    try:
+        closed = jax.make_jaxpr(mapped)(*(arg.value for arg in args))
+    except jax.errors.ConcretizationTypeError as error:
+        if variant.asked_replica_id:
+            raise _BranchedOnReplicaId from error
+        raise
+    (equation,) = closed.jaxpr.eqns
+    values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    values.update(zip(closed.jaxpr.invars, (arg.value for arg in args), strict=True))
+    operands = [
+        atom.val if isinstance(atom, jex.Literal) else values[atom] for atom in equation.invars
+    ]
+    jaxpr = fill_holes(equation.params["jaxpr"], len(frame.entered))
+    written, num_uniform, shapes = counts
+    return _Trace(
+        jaxpr, frame, written, operands, list(equation.params["in_specs"]), num_uniform, shapes
+    )
+
+
+def _written_by_any(written: list[list[StateKey]]) -> list[StateKey]:
+    return list(dict.fromkeys(key for keys in written for key in keys))
+
+
+def _check_writes(traces: Sequence[_Trace]) -> None:
+    """Raises if a value that must be the same on all replicas is not."""
+    first = traces[0]
+    shared = [i for i, key in enumerate(first.written) if not key.per_replica]
+    uniform = range(len(first.written), len(first.written) + first.num_uniform)
+    for trace in traces:
+        varies = analyse(trace.jaxpr, trace.varying_in, axis=REPLICA_AXIS)
+        for position in shared:
+            if varies[position]:
+                raise _drift(trace, position)
+        if any(varies[position] for position in uniform):
+            raise TraceError(
+                "merge_fn returned a value that differs between replicas as if it were one value. "
+                "It probably uses a local of the replica function; pass that through "
+                "merge_call(merge_fn, args=...) instead."
+            )
+    if len(traces) > 1:
+        numbers = [
+            [("state", key) for key in trace.frame.entered]
+            + [("operand", i, id(value)) for i, value in enumerate(trace.operands)]
+            for trace in traces
+        ]
+        variants = [jex.ClosedJaxpr(trace.jaxpr, ()) for trace in traces]
+        positions = [*shared, *uniform]
+        for position in differing_outputs(variants, numbers, positions, axis=REPLICA_AXIS):
+            raise _drift(first, position)
+
+
+def _drift(trace: _Trace, position: int) -> TraceError:
+    key = trace.written[position] if position < len(trace.written) else None
+    if key is None:
+        return TraceError(
+            "a value that should be the same on all replicas depends on the replica's id or on "
+            "the shape of its component."
+        )
+    return TraceError(
+        f"variable {key.name!r} is mirrored, but the value assigned at "
+        f"{trace.frame.cells[key].site} differs between replicas, so its copies would drift apart. "
+        "Reduce the value first (ReplicaContext.all_reduce, or extended.reduce_to in merge_call), "
+        "or create the variable with an aggregation."
+    )
+
+
+def _emit(
+    traces: Sequence[_Trace],
+    kind_of_replica: tuple[int, ...],
+    mesh: ReplicaMesh,
+    state: State,
+) -> Emitted:
+    first = traces[0]
+    keys = list(dict.fromkeys(key for trace in traces for key in trace.frame.entered))
+    operands = [value for trace in traces for value in trace.operands]
+    specs = [spec for trace in traces for spec in trace.specs]
+    shapes = _shapes_by_replica(traces, kind_of_replica)
+
+    def replica(values: list[Any], operands: list[Any]) -> tuple[list[Any], ...]:
+        local = {
+            key: value[0] if key.per_replica else value
+            for key, value in zip(keys, values, strict=True)
+        }
+        rest = iter(operands)
+        inputs = [
+            [local[key] for key in trace.frame.entered] + [next(rest) for _ in trace.operands]
+            for trace in traces
+        ]
+        outs = _run_variants(traces, inputs, kind_of_replica)
+        num_written = len(first.written)
+        shared, own = [], []
+        for key, value in zip(first.written, outs[:num_written], strict=True):
+            if key.per_replica:
+                own.append(value[None])
+            else:
+                shared.append(value)
+        uniform = outs[num_written : num_written + first.num_uniform]
+        varying = [jnp.atleast_1d(value) for value in outs[num_written + first.num_uniform :]]
+        return shared, own, uniform, varying
+
+    state_specs = [PER_REPLICA if key.per_replica else REPLICATED for key in keys]
+    mapped = jax.shard_map(
+        replica,
+        mesh=mesh.mesh,
+        in_specs=(state_specs, specs),
+        out_specs=(REPLICATED, PER_REPLICA, REPLICATED, PER_REPLICA),
+        axis_names={REPLICA_AXIS},
+        check_vma=False,
+    )
+    shared, own, uniform, varying = mapped([state.read(key) for key in keys], operands)
+    shared, own = iter(shared), iter(own)
+    for key in first.written:
+        state.write(key, next(own) if key.per_replica else next(shared))
+    return Emitted(uniform, varying, shapes)
+
+
+def _run_variants(
+    traces: Sequence[_Trace], inputs: list[list[Any]], kind_of_replica: tuple[int, ...]
+) -> list[Any]:
+    if len(traces) == 1:
+        return compat.eval_jaxpr(traces[0].jaxpr, (), *inputs[0])
+    first = traces[0]
+    num_common = len(first.written) + first.num_uniform
+    outs = run_in_lockstep(
+        [jex.ClosedJaxpr(trace.jaxpr, ()) for trace in traces],
+        inputs,
+        kind_of_replica,
+        axis=REPLICA_AXIS,
+        shared_outputs=range(num_common),
+    )
+    kind = jnp.asarray(np.asarray(kind_of_replica, np.int32))[lax.axis_index(REPLICA_AXIS)]
+    varying = [
+        lax.select_n(kind, *_padded(values))
+        for values in zip(*(row[num_common:] for row in outs), strict=True)
+    ]
+    return [*outs[0][:num_common], *varying]
+
+
+def _shapes_by_replica(
+    traces: Sequence[_Trace], kind_of_replica: tuple[int, ...]
+) -> list[tuple[Shape, ...]]:
+    rows = list(zip(*(trace.varying_shapes for trace in traces), strict=True))
+    for row in rows:
+        if len({len(shape) for shape in row}) > 1:
+            raise TraceError(
+                f"the replica function returned values of different rank, with shapes {row}. "
+                "Return values of one rank from every replica."
+            )
+    return [tuple(row[kind] for kind in kind_of_replica) for row in rows]
+
+
+def _padded(values: Sequence[jax.Array]) -> list[jax.Array]:
+    largest = tuple(map(max, zip(*(value.shape for value in values), strict=True)))
+    dtype = jnp.result_type(*values)
+    return [
+        jnp.pad(
+            value.astype(dtype),
+            [(0, most - size) for size, most in zip(value.shape, largest, strict=True)],
+        )
+        for value in values
+    ]

@@ -1,0 +1,1 @@
+"""Whole-program compilation, gradients with respect to variables, the host loop."""

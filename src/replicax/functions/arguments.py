@@ -1,0 +1,106 @@
+"""The arguments of a compiled function: what is traced, what is static, and the cache key.
+
+Arrays, Python floats and distributed values are traced; Python ints, bools,
+strings and other hashable objects are part of the key; variables are passed as
+they are and recognised by identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.backend import placement
+from replicax.core.errors import BatchError
+from replicax.execution.cache import ById, value_key
+from replicax.values.distributed import Mirrored, PerReplica
+from replicax.variables.variable import Variable
+
+Lift = Callable[[Any], Any]
+"""Makes, from the traced array, what the function sees."""
+
+
+def leaf_key(leaf: Any) -> Hashable:
+    """What of `leaf` a compiled program depends on."""
+    if isinstance(leaf, jax.Array):
+        return leaf.shape, leaf.dtype, leaf.weak_type
+    kind = type(leaf)
+    if kind is PerReplica:
+        return "per replica", id(leaf.mesh), leaf.shapes, leaf.dtype
+    if kind is float or kind is complex:
+        return kind
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return leaf.shape, leaf.dtype
+    if isinstance(leaf, Mirrored):
+        return "mirrored", id(leaf.mesh), leaf.shape, leaf.dtype
+    if isinstance(leaf, Variable):
+        return ById(leaf)
+    key = value_key(leaf)
+    if isinstance(key, ById) and kind.__hash__ is not object.__hash__:
+        return _hashable(leaf)
+    return key
+
+
+def _hashable(leaf: Any) -> Hashable:
+    try:
+        hash(leaf)
+    except TypeError:
+        raise BatchError(
+            f"an argument of a compiled function is {leaf!r} of type {type(leaf).__name__}, which "
+            "is neither an array nor hashable. Pass arrays, numbers, strings, hashable objects, or "
+            "nests of them."
+        ) from None
+    return type(leaf), leaf
+
+
+def lower(leaf: Any, path: Callable[[], str]) -> Any:
+    """The array that `leaf` enters the program as; `leaf` itself if it is static."""
+    if isinstance(leaf, jax.Array):
+        return placement.uncommitted_argument(leaf)
+    if type(leaf) is PerReplica:
+        return leaf.packed("a per-replica argument")
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        if leaf.dtype.itemsize == 8:
+            return placement.narrowed(leaf, f"the argument {path()}")
+        return leaf
+    if isinstance(leaf, Mirrored):
+        return leaf.array()
+    return leaf
+
+
+def is_traced(leaf: Any) -> bool:
+    """Whether `leaf` enters the program as an array."""
+    if isinstance(leaf, (jax.Array, PerReplica, Mirrored)):
+        return True
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return placement.is_array_like(leaf)
+    return type(leaf) in (float, complex)
+
+
+def lift(leaf: Any) -> Lift:
+    """How the function sees the traced array of `leaf`."""
+    if isinstance(leaf, PerReplica):
+        mesh, shapes = leaf.mesh, leaf.shapes
+        return lambda array: PerReplica(mesh, packed=array, shapes=shapes)
+    if isinstance(leaf, Mirrored):
+        mesh = leaf.mesh
+        return lambda array: Mirrored(mesh, array=array)
+    return lambda array: array
+
+
+def describe_change(old: Hashable, new: Hashable) -> str:
+    """What differs between two keys of one argument, for the retrace warning."""
+    return f"{_show(old)} -> {_show(new)}"
+
+
+def _show(key: Any) -> str:
+    if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], type):
+        return repr(key[1])
+    if isinstance(key, tuple) and len(key) == 3 and isinstance(key[0], tuple):
+        return f"array of shape {key[0]} and dtype {key[1]}"
+    if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], tuple):
+        return f"array of shape {key[0]} and dtype {key[1]}"
+    return repr(key)

@@ -1,0 +1,70 @@
+"""Gradients with respect to variables that a loss function reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from replicax.core import nest
+from replicax.core.errors import VariableError
+from replicax.variables.overrides import overriding
+from replicax.variables.variable import Variable
+
+
+def value_and_grad(
+    loss_fn: Callable[[], Any], variables: Any, has_aux: bool = False
+) -> tuple[Any, Any]:
+    """The value of ``loss_fn()`` and its gradient with respect to `variables`.
+
+    In a replica the gradient is the replica's own; reduce it with ``all_reduce``
+    or ``merge_call``. `loss_fn` may assign variables, as batch norm does.
+
+    Args:
+        loss_fn: A function without arguments that returns a scalar (with
+            `has_aux`: a pair of it and anything else).
+        variables: The variables, in any nest; the gradients come in that nest.
+        has_aux: Whether `loss_fn` returns a pair.
+
+    Example:
+        >>> import replicax as rx
+        >>> w = rx.Variable(3.0)
+        >>> loss, gradient = rx.value_and_grad(lambda: w * w, w)
+        >>> loss, gradient
+        (Array(9., dtype=float32), Array(6., dtype=float32))
+    """
+    leaves, structure = nest.flatten(variables)
+    for leaf in leaves:
+        if not isinstance(leaf, Variable):
+            raise VariableError(
+                f"value_and_grad differentiates with respect to variables; got {leaf!r}. For "
+                "arrays use jax.value_and_grad."
+            )
+    if len({id(leaf) for leaf in leaves}) != len(leaves):
+        names = [leaf.name for leaf in leaves]
+        raise VariableError(f"value_and_grad got the same variable twice: {names}.")
+
+    def loss_of(values: list[Any]) -> Any:
+        with overriding(leaves, values):
+            return loss_fn()
+
+    values = [leaf.read_value() for leaf in leaves]
+    result, gradients = jax.value_and_grad(loss_of, has_aux=has_aux)(values)
+    return result, nest.unflatten(structure, gradients)
+
+
+def grad(loss_fn: Callable[[], Any], variables: Any, has_aux: bool = False) -> Any:
+    """The gradient of ``loss_fn()`` with respect to `variables`, in their nest.
+
+    With `has_aux` a pair of the gradient and what `loss_fn` returned beside the
+    loss. See `value_and_grad`.
+
+    Example:
+        >>> import replicax as rx
+        >>> w = {"a": rx.Variable(3.0), "b": rx.Variable(2.0)}
+        >>> rx.grad(lambda: w["a"] * w["b"], w)
+        {'a': Array(2., dtype=float32), 'b': Array(3., dtype=float32)}
+    """
+    value, gradients = value_and_grad(loss_fn, variables, has_aux)
+    return (gradients, value[1]) if has_aux else gradients

@@ -1,0 +1,289 @@
+"""One compiled program: a traced function, its variables, and how to launch it.
+
+Variables that it writes are donated inputs and come back as outputs; those it
+only reads are plain inputs. A step is: collect buffers, launch, store buffers,
+wrap the results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.backend import compat, placement
+from replicax.backend.mesh import ReplicaMesh
+from replicax.backend.runahead import RUN_AHEAD
+from replicax.core import nest
+from replicax.core.errors import TraceError
+from replicax.execution import epoch
+from replicax.execution.frame import Frame, StateKey, fill_holes
+from replicax.values.distributed import Mirrored, PerReplica
+from replicax.variables.storage import Storage, store_all
+
+_array = operator.attrgetter("array")
+_handed_out = operator.attrgetter("handed_out")
+
+
+@dataclasses.dataclass(slots=True)
+class TracedFunction:
+    """What tracing a function gave.
+
+    Attributes:
+        jaxpr: The program, over state, then arguments; writes, then results.
+        consts: Its constants.
+        frame: The state it touched.
+        results: For each leaf of the result an index of an output and how to
+            wrap it, or the leaf itself.
+        structure: The structure of the result.
+    """
+
+    jaxpr: Any
+    consts: Sequence[Any]
+    frame: Frame
+    results: list[_Output | _Object]
+    structure: Any
+    num_outputs: int
+
+    @property
+    def mesh(self) -> ReplicaMesh | None:
+        """The devices the program runs on; None for one default device."""
+        meshes = list(self.frame.meshes)
+        meshes += [key.mesh for key in self.frame.entered if isinstance(key, Storage) and key.mesh]
+        distinct = list(dict.fromkeys(meshes))
+        if len(distinct) > 1:
+            raise TraceError(
+                "one function uses variables or runs of strategies on different devices: "
+                f"{[mesh.devices for mesh in distinct]}. Use one strategy in one function."
+            )
+        return distinct[0] if distinct else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Output:
+    """A leaf of the result that the program computes."""
+
+    index: int
+    mesh: ReplicaMesh | None
+    shapes: Any
+    mirrored: bool
+
+    @property
+    def is_bare(self) -> bool:
+        return self.shapes is None and not self.mirrored
+
+    def wrap(self, array: jax.Array) -> Any:
+        assert self.mesh is not None
+        if self.mirrored:
+            return Mirrored(self.mesh, array=array)
+        return PerReplica(self.mesh, packed=array, shapes=self.shapes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Object:
+    """A leaf of the result that is known while tracing."""
+
+    value: Any
+
+
+def trace_function(call: Callable[[list[Any]], Any], arrays: Sequence[Any]) -> TracedFunction:
+    """Traces ``call(arrays)``."""
+    frame = Frame(in_replica=False)
+    box: list[Any] = []
+
+    def traced(*arrays: Any) -> Any:
+        with frame.tracing():
+            result = call(list(arrays))
+            leaves, structure = nest.flatten(result)
+            outputs: list[Any] = []
+            results = [_classify(leaf, outputs) for leaf in leaves]
+            initial = [value for _, value in frame.created if value is not None]
+            written = frame.written_values()
+        box.extend((results, structure, len(outputs)))
+        return written, outputs, initial
+
+    closed = jax.make_jaxpr(traced)(*arrays)
+    results, structure, num_outputs = box
+    jaxpr = fill_holes(closed.jaxpr, len(frame.entered))
+    return TracedFunction(jaxpr, closed.consts, frame, results, structure, num_outputs)
+
+
+def _classify(leaf: Any, outputs: list[Any]) -> _Output | _Object:
+    if isinstance(leaf, PerReplica):
+        if not any(isinstance(value, jax.core.Tracer) for value in leaf.parts()):
+            return _Object(leaf)
+        outputs.append(leaf.packed())
+        return _Output(len(outputs) - 1, leaf.mesh, leaf.shapes, False)
+    if isinstance(leaf, Mirrored):
+        if not isinstance(leaf.array(), jax.core.Tracer):
+            return _Object(leaf)
+        outputs.append(leaf.array())
+        return _Output(len(outputs) - 1, leaf.mesh, None, True)
+    if isinstance(leaf, (jax.core.Tracer, np.ndarray, np.generic)):
+        outputs.append(jnp.asarray(leaf))
+        return _Output(len(outputs) - 1, None, None, False)
+    return _Object(leaf)
+
+
+def initial_values(traced: TracedFunction, arrays: Sequence[Any]) -> None:
+    """Gives the variables that the trace created their initial values.
+
+    Those that were computed by the trace are computed now, by a program that does
+    nothing else.
+    """
+    pending = [variable for variable, value in traced.frame.created if value is not None]
+    if not pending:
+        return
+    first = len(traced.jaxpr.outvars) - len(pending)
+    jaxpr = traced.jaxpr.replace(outvars=traced.jaxpr.outvars[first:])
+
+    def compute(state: list[Any], arrays: Sequence[Any]) -> Any:
+        values = compat.eval_jaxpr(jaxpr, traced.consts, *state, *arrays)
+        return jnp.zeros((), jnp.int32), values
+
+    mesh = traced.mesh
+    shardings = None if mesh is None else mesh.replicated
+    state = [_state_or_zeros(key) for key in traced.frame.entered]
+    values = RUN_AHEAD.launch(jax.jit(compute, out_shardings=shardings), state, list(arrays))
+    for variable, value in zip(pending, values, strict=True):
+        variable._storage.set_value(placement.one_device(value) if mesh is not None else value)
+
+
+def _state_or_zeros(key: StateKey) -> Any:
+    assert isinstance(key, Storage)
+    return jnp.zeros(key.global_shape, key.dtype) if key.array is None else key.array
+
+
+class Program:
+    """A traced function, ready to be launched again and again."""
+
+    def __init__(self, traced: TracedFunction, *, donate: bool) -> None:
+        """Prepares `traced`; compilation happens at the first launch."""
+        written = set(traced.frame.written)
+        state = [key for key in traced.frame.entered if isinstance(key, Storage)]
+        self._written = [key for key in state if key in written]
+        self._read = [key for key in state if key not in written]
+        self._fresh = [False] * len(self._written)
+        self._structure = traced.structure
+        self._results = traced.results
+        self._donate = donate
+        self.mesh = traced.mesh
+        self._compiler_options = dict(traced.frame.compiler_options) or None
+        self._replay, self._out_shardings = self._prepare(traced)
+        self._jitted: dict[bool, Any] = {}
+        self._uncommitted: dict[int, compat.Uncommitted] = {}
+        self._plain = [key for key in self._written if key.mesh is None and self.mesh is not None]
+
+    def _prepare(self, traced: TracedFunction) -> tuple[Callable[..., Any], Any]:
+        order = {key: index for index, key in enumerate([*self._written, *self._read])}
+        positions = [order[key] for key in traced.frame.entered if isinstance(key, Storage)]
+        outputs_of = {key: index for index, key in enumerate(traced.frame.written)}
+        written_at = [outputs_of[key] for key in self._written]
+        num_written = len(written_at)
+        last = num_written + traced.num_outputs
+        jaxpr, consts = traced.jaxpr, traced.consts
+
+        def replay(written: list[Any], read: list[Any], arrays: list[Any]) -> Any:
+            state = [*written, *read]
+            outs = compat.eval_jaxpr(jaxpr, consts, *(state[i] for i in positions), *arrays)
+            new = [outs[index] for index in written_at]
+            return jnp.zeros((), jnp.int32), new, outs[num_written:last]
+
+        mesh = self.mesh
+        if mesh is None:
+            return replay, None
+        new = [mesh.replicated if key.sharding is None else key.sharding for key in self._written]
+        outputs: list[Any] = [mesh.replicated] * traced.num_outputs
+        for result in traced.results:
+            if isinstance(result, _Output) and result.shapes is not None:
+                outputs[result.index] = mesh.per_replica
+        return replay, (mesh.replicated, new, outputs)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether all variables of the program still exist."""
+        return all(key.array is not None for key in self._written) and all(
+            key.array is not None for key in self._read
+        )
+
+    def lowered(self, arrays: list[Any]) -> Any:
+        """The lowered program, to be looked at."""
+        return self._program(donate=self._donate).lower(
+            [key.live_array() for key in self._written],
+            [key.live_array() for key in self._read],
+            arrays,
+        )
+
+    def launch(self, arrays: list[Any]) -> Any:
+        """One step: runs the program on the current values of its variables."""
+        outputs = RUN_AHEAD.launch(self._step, arrays)
+        return self._wrap(outputs)
+
+    def _step(self, arrays: list[Any]) -> tuple[jax.Array, list[jax.Array]]:
+        written, read = self._written, self._read
+        donate = self._donate and not any(map(_handed_out, written))
+        state = list(map(_array, written))
+        constant = list(map(_array, read))
+        program = self._jitted.get(donate) or self._program(donate=donate)
+        done: list[Any] = []
+        stored = False
+        try:
+            try:
+                # The result must reach `done` before Ctrl-C can be noticed: the inputs are gone.
+                done.extend(map(program, (state,), (constant,), (arrays,)))
+            finally:
+                if done:
+                    store_all(written, done[0][1], self._fresh)
+                    stored = True
+        except RuntimeError:
+            for key in (*written, *read):
+                key.live_array()  # names the variable, if it was lost in an earlier failure
+            raise
+        finally:
+            if done and not stored:  # Ctrl-C came between the two lines above
+                store_all(written, done[0][1], self._fresh)
+        if written:
+            epoch.advance()
+            for key in self._plain:
+                key.array = placement.one_device(key.live_array())
+        token, _, outputs = done[0]
+        return token, outputs
+
+    def _program(self, *, donate: bool) -> Any:
+        program = self._jitted.get(donate)
+        if program is None:
+            program = jax.jit(
+                self._replay,
+                donate_argnums=(0,) if donate else (),
+                out_shardings=self._out_shardings,
+                compiler_options=self._compiler_options,
+            )
+            self._jitted[donate] = program
+        return program
+
+    def _wrap(self, outputs: list[jax.Array]) -> Any:
+        leaves = [
+            result.value
+            if type(result) is _Object
+            else self._outside(outputs[result.index], result)  # pyright: ignore
+            for result in self._results
+        ]
+        return nest.unflatten(self._structure, leaves)
+
+    def _outside(self, array: jax.Array, result: _Output) -> Any:
+        if not result.is_bare:
+            return result.wrap(array)
+        if self.mesh is None:
+            return array
+        first = compat.shards(array)[0]
+        convert = self._uncommitted.get(result.index)
+        if convert is None:
+            if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+                return placement.one_device(array)
+            convert = self._uncommitted[result.index] = compat.Uncommitted(first)
+        return convert(first)

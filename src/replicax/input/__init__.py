@@ -1,0 +1,1 @@
+"""Turns global batches into per-replica values."""

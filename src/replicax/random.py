@@ -1,0 +1,79 @@
+"""Random keys whose state is a variable, equal in eager and compiled runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.context import stack
+from replicax.core.enums import VariableAggregation
+from replicax.core.errors import ContextError
+from replicax.variables.variable import Variable
+
+__all__ = ["Generator"]
+
+
+class Generator:
+    """A source of ``jax.random`` keys.
+
+    Create it in a strategy's scope. Its state is a variable: it advances in
+    compiled steps, and can be saved and restored.
+
+    Args:
+        seed: An int.
+        name: A name for the state variable.
+
+    Example:
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     generator = rx.random.Generator(0)
+        >>> def replica_fn():
+        ...     return jax.random.uniform(generator.next_key()) * 0 + 1
+        >>> strategy.reduce("SUM", strategy.run(replica_fn), axis=None)
+        Array(2., dtype=float32)
+    """
+
+    def __init__(self, seed: int, *, name: str = "Generator") -> None:
+        """Starts the sequence of `seed`."""
+        self._seed = int(seed)
+        self.state = Variable(
+            jnp.zeros((), jnp.uint32),
+            False,
+            name=name,
+            aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+    def next_key(self) -> jax.Array:
+        """The next key, the same on all replicas."""
+        return self._advance()
+
+    def next_replica_key(self) -> jax.Array:
+        """The next key, different on every replica.
+
+        Raises:
+            ContextError: In cross-replica context, where there is no replica.
+        """
+        context = stack.get_replica_context()
+        if context is None:
+            raise ContextError(
+                f"Generator.next_replica_key was called inside {stack.describe()}. Call it inside "
+                "run, or call next_key."
+            )
+        return jax.random.fold_in(self._advance(), context.replica_id_in_sync_group)
+
+    def _advance(self) -> jax.Array:
+        count = self.state.read_value()
+        _add_one(self.state)
+        return jax.random.fold_in(jax.random.key(self._seed), count)
+
+
+def _add_one(state: Any) -> None:
+    """Advances the state once for all replicas."""
+    context = stack.get_replica_context()
+    if context is None:
+        state.assign_add(jnp.uint32(1))
+    else:
+        context.together("Generator.next_key", lambda: state.assign_add(jnp.uint32(1)), ())

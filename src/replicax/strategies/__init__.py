@@ -1,0 +1,1 @@
+"""The verbs of distribution, and what each strategy does differently."""

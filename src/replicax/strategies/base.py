@@ -1,0 +1,217 @@
+"""`Strategy`: the verbs that a program is written with, the same for every strategy.
+
+All that one strategy does differently is in its `StrategyExtended`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from replicax.backend import devices
+from replicax.context import stack
+from replicax.core.enums import ReduceOp
+from replicax.core.options import RunOptions
+from replicax.core.value_context import ValueContext
+from replicax.strategies.extended import StrategyExtended
+
+
+class Strategy:
+    """A list of devices and a policy for state and computation on them.
+
+    Create one of its subclasses; then create variables in its ``scope()``, run
+    a step on every replica with ``run``, and combine what the replicas return
+    with ``reduce``.
+
+    Args:
+        extended: The strategy's own logic.
+
+    Example:
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     w = rx.Variable(2.0)
+        >>> batch = strategy.distribute_batch([1.0, 2.0, 3.0, 4.0])
+        >>> result = strategy.run(lambda x: w * x, args=(batch,))
+        >>> strategy.reduce("SUM", result, axis=0)
+        Array(20., dtype=float32)
+    """
+
+    def __init__(self, extended: StrategyExtended) -> None:
+        """Wraps `extended`."""
+        self._extended = extended
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.extended.worker_devices)
+        count = self.num_replicas_in_sync
+        plural = "replica" if count == 1 else "replicas"
+        return f"<{type(self).__name__}: {count} {plural} on {names}>"
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """Methods for libraries: optimizers, layers, metrics."""
+        return self._extended
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas run in step."""
+        return self._extended.num_replicas_in_sync
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """The resolver that knows the cluster, or None for a single worker."""
+        return getattr(self._extended, "cluster_resolver", None)
+
+    def describe(self) -> str:
+        """A table of replicas and devices.
+
+        Example:
+            >>> import replicax as rx
+            >>> print(rx.MirroredStrategy(["CPU:0", "CPU:1"]).describe())
+            MirroredStrategy, 2 replicas
+            replica  device  kind
+            0        CPU:0   cpu
+            1        CPU:1   cpu
+        """
+        count = self.num_replicas_in_sync
+        rows = [("replica", "device", "kind")]
+        for replica_id, device in enumerate(self._extended.mesh.devices):
+            rows.append((str(replica_id), devices.device_name(device), device.device_kind))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        title = f"{type(self).__name__}, {count} replica{'s' if count > 1 else ''}"
+        return "\n".join([title, *lines])
+
+    def scope(self) -> contextlib.AbstractContextManager[Strategy]:
+        """A context in which this strategy is the current one and creates the variables.
+
+        It may be nested and entered again.
+
+        Example:
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(["CPU:0"])
+            >>> with strategy.scope():
+            ...     v = rx.Variable(1.0)
+            >>> v
+            MirroredVariable:{
+              0: <rx.Variable 'Variable' shape=() dtype=float32, numpy=1.>
+            }
+        """
+        return _Scope(self)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] | list[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        """Calls `fn` on every replica, in replica context.
+
+        Every distributed value among the arguments is replaced by the replica's
+        component. Results are merged leaf by leaf: what is the same object on all
+        replicas stays that, the rest becomes `PerReplica`; with one replica the
+        result is as returned. Outside ``function``, `fn` is ordinary Python, called
+        once per replica; inside, or if `fn` is itself a ``function``, it is compiled
+        into one program for all replicas.
+
+        Args:
+            fn: The function.
+            args: Positional arguments, nests of values and distributed values.
+            kwargs: Keyword arguments.
+            options: How to run it.
+        """
+        stack.require_outside_run(self, "Strategy.run")
+        return self._extended.run(fn, tuple(args), dict(kwargs or {}), options)
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+        """Combines a per-replica `value` (a nest) into one value.
+
+        Args:
+            reduce_op: ``ReduceOp.SUM`` or ``ReduceOp.MEAN``, or its name.
+            value: What ``run`` returned, or any nest of values.
+            axis: None combines across replicas only; an int (or a tuple) also over
+                that dim of every component, so that an uneven last batch counts right.
+
+        Example:
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> batch = strategy.distribute_batch([1.0, 2.0, 6.0])
+            >>> strategy.reduce(rx.ReduceOp.MEAN, batch, axis=0)
+            Array(3., dtype=float32)
+        """
+        stack.require_outside_run(self, "Strategy.reduce")
+        return self._extended.reduce(ReduceOp.parse(reduce_op), value, axis)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """The components of `value` (a nest) of all replicas, concatenated along `axis`.
+
+        Example:
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> strategy.gather(strategy.distribute_batch([1, 2, 3]), axis=0)
+            Array([1, 2, 3], dtype=int32)
+        """
+        stack.require_outside_run(self, "Strategy.gather")
+        return self._extended.gather(value, axis)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """The components of `value` on this worker, in replica order.
+
+        A plain value comes back as a tuple of one; a nest as one nest per replica.
+        """
+        return self._extended.local_results(value)
+
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Any]
+    ) -> Any:
+        """One value (or nest) per replica, made by ``value_fn(context)``.
+
+        Example:
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> value = strategy.experimental_distribute_values_from_function(
+            ...     lambda ctx: 10.0 * ctx.replica_id_in_sync_group)
+            >>> strategy.experimental_local_results(value)
+            (0.0, 10.0)
+        """
+        call = "Strategy.experimental_distribute_values_from_function"
+        stack.require_outside_run(self, call)
+        return self._extended.values_from_function(value_fn)
+
+    def distribute_batch(self, batch: Any) -> Any:
+        """Divides one global batch (a nest of host arrays) among the replicas on dim 0.
+
+        Contiguous chunks of ceil(m / N); the last ones may be short or empty. With
+        one replica the arrays come back bare.
+
+        Example:
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> strategy.distribute_batch([1, 2, 3])
+            PerReplica:{
+              0: Array([1, 2], dtype=int32),
+              1: Array([3], dtype=int32)
+            }
+        """
+        stack.require_outside_run(self, "Strategy.distribute_batch")
+        return self._extended.distribute_batch(batch)
+
+
+class _Scope(contextlib.AbstractContextManager[Strategy]):
+    """Entering pushes the strategy; the object holds no state and can be entered again."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+
+    def __enter__(self) -> Strategy:
+        stack.require_outside_run(self._strategy, "Strategy.scope")
+        stack.push(stack.Entry(self._strategy, stack.Mode.SCOPE))
+        return self._strategy
+
+    def __exit__(self, *_: object) -> None:
+        stack.pop(self._strategy)

@@ -1,0 +1,60 @@
+"""The default strategy: one replica, ordinary variables, no scope needed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from replicax.backend import devices
+from replicax.backend.mesh import ReplicaMesh, replica_mesh
+from replicax.context import stack
+from replicax.context.replica import ReplicaContext
+from replicax.context.solo import SoloPeers
+from replicax.strategies.base import Strategy
+from replicax.strategies.extended import StrategyExtended
+from replicax.variables.creation import build_variable
+from replicax.variables.variable import Variable
+
+
+class DefaultExtended(StrategyExtended):
+    """Runs everything once, where it is."""
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        """JAX's default device, looked up late: devices may be configured after import."""
+        return self._default_mesh
+
+    @functools.cached_property
+    def _default_mesh(self) -> ReplicaMesh:
+        return replica_mesh(devices.local_devices()[:1])
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """One."""
+        return 1
+
+    @functools.cached_property
+    def default_replica_context(self) -> ReplicaContext:
+        """The replica context in force where no strategy is."""
+        return ReplicaContext.of(self._container_strategy, SoloPeers(self._container_strategy))
+
+    def _solo_peers(self) -> SoloPeers:
+        return SoloPeers(self._container_strategy)
+
+    def create_variable(self, **options: Any) -> Variable:
+        """An ordinary variable."""
+        return build_variable(mesh=None, strategy=None, **options)
+
+
+class DefaultStrategy(Strategy):
+    """What ``get_strategy()`` returns outside every scope."""
+
+    def __init__(self) -> None:
+        """Made once, by `context.stack`."""
+        super().__init__(DefaultExtended(self))
+
+    def __repr__(self) -> str:
+        return "<DefaultStrategy: 1 replica>"
+
+
+stack.provide_default_strategy(DefaultStrategy)

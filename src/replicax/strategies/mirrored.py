@@ -1,0 +1,63 @@
+"""`MirroredStrategy`: one replica per device of this machine, variables mirrored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from replicax.backend import devices as backend_devices
+from replicax.backend.mesh import replica_mesh
+from replicax.strategies.base import Strategy
+from replicax.strategies.cross_device_ops import CrossDeviceOps
+from replicax.strategies.extended import StrategyExtended
+
+
+class MirroredExtended(StrategyExtended):
+    """Replicas on the devices of one machine."""
+
+    def __init__(
+        self,
+        container_strategy: Any,
+        devices: Sequence[Any] | None,
+        cross_device_ops: CrossDeviceOps | None,
+    ) -> None:
+        """Uses `devices`, or all local ones."""
+        super().__init__(container_strategy)
+        chosen = (
+            backend_devices.local_devices()
+            if devices is None
+            else backend_devices.resolve_devices(devices)
+        )
+        self._mesh = replica_mesh(chosen)
+        if cross_device_ops is None:
+            return
+        if not isinstance(cross_device_ops, CrossDeviceOps):
+            raise TypeError(
+                f"cross_device_ops is {cross_device_ops!r}; expected an instance of "
+                "CrossDeviceOps, such as ReductionToOneDevice() or NcclAllReduce()."
+            )
+        self._reduction = cross_device_ops.reduction(self._mesh)
+
+
+class MirroredStrategy(Strategy):
+    """Trains on several devices of one machine, in step.
+
+    Each variable created in its scope has one copy per replica, and the copies
+    are kept equal.
+
+    Args:
+        devices: JAX devices, or names such as ``["GPU:0", "GPU:1"]``; all local
+            devices of JAX's default platform if None.
+        cross_device_ops: How values of different devices are added.
+
+    Example:
+        >>> import replicax as rx
+        >>> rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        <MirroredStrategy: 2 replicas on CPU:0, CPU:1>
+    """
+
+    def __init__(
+        self, devices: Sequence[Any] | None = None, cross_device_ops: CrossDeviceOps | None = None
+    ) -> None:
+        """A strategy on `devices`."""
+        super().__init__(MirroredExtended(self, devices, cross_device_ops))

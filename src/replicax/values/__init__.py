@@ -1,0 +1,1 @@
+"""Distributed values: one value per replica, how they are built, selected and merged."""

@@ -1,0 +1,294 @@
+"""Distributed values: one value per replica, in one object.
+
+`PerReplica` values may differ between replicas, `Mirrored` ones are known to be
+equal. Both hold either one array laid out over the replicas' devices, or the
+components as they were given; each form is made from the other when needed.
+Nothing here knows of variables, contexts or strategies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.backend import compat, placement
+from replicax.backend.mesh import ReplicaMesh
+from replicax.core.errors import DistributedValueError, PerReplicaUseError
+from replicax.core.nest import NestLeaf
+from replicax.values.operators import ArrayOperators, RefusedOperators
+
+Shape = tuple[int, ...]
+
+
+class DistributedValues(NestLeaf):
+    """Base of everything that holds one value for each replica.
+
+    Instances come from ``Strategy.run``, from a distributed dataset, from
+    ``Strategy.experimental_distribute_values_from_function`` and from creating
+    a variable in a strategy's scope; this class itself is never instantiated.
+
+    Example:
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> value = strategy.experimental_distribute_values_from_function(
+        ...     lambda ctx: ctx.replica_id_in_sync_group)
+        >>> isinstance(value, rx.DistributedValues)
+        True
+        >>> strategy.experimental_local_results(value)
+        (0, 1)
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """Refuses direct instantiation of the base class."""
+        if cls is DistributedValues:
+            raise TypeError(
+                "DistributedValues cannot be instantiated. To make one value per replica, call "
+                "strategy.experimental_distribute_values_from_function(value_fn)."
+            )
+        return super().__new__(cls)
+
+    def select(self, replica_id: int) -> Any:
+        """The value of one replica."""
+        raise NotImplementedError
+
+
+class ComponentView(NestLeaf):
+    """One replica's part of a container, which it remembers without keeping it alive."""
+
+    __slots__ = ()
+
+    @property
+    def container(self) -> DistributedValues | None:
+        """The container this is a part of, or None when that is gone."""
+        raise NotImplementedError
+
+
+class PerReplica(RefusedOperators, DistributedValues):
+    """One value per replica, usually different.
+
+    Cannot be used as an array: pass it to ``run``, ``reduce``, ``gather`` or
+    ``experimental_local_results``.
+
+    Attributes:
+        mesh: The devices of the replicas.
+    """
+
+    __slots__ = ("__weakref__", "_components", "_packed", "_shapes", "mesh")
+
+    mesh: ReplicaMesh
+
+    def __init__(
+        self,
+        mesh: ReplicaMesh,
+        *,
+        components: Sequence[Any] | None = None,
+        packed: jax.Array | None = None,
+        shapes: Sequence[Shape] | None = None,
+    ) -> None:
+        """Holds `components`, or `packed`: one array, concatenated on dim 0, scalars stacked.
+
+        Args:
+            mesh: The devices of the replicas.
+            components: One value per replica.
+            packed: One array, divided among the replicas on dim 0. Where the
+                true shapes differ it is padded to the largest.
+            shapes: With `packed`: the true shape of each component.
+        """
+        self.mesh = mesh
+        self._components = None if components is None else tuple(components)
+        self._packed = packed
+        self._shapes = None if shapes is None else tuple(tuple(shape) for shape in shapes)
+
+    def __repr__(self) -> str:
+        rows = ",\n".join(f"  {i}: {value!r}" for i, value in enumerate(self.values))
+        return f"PerReplica:{{\n{rows}\n}}"
+
+    def _refuse(self, use: str) -> Exception:
+        return PerReplicaUseError(
+            f"a PerReplica value of {self.mesh.num_replicas} replicas cannot be used by {use}. "
+            "Combine the replicas first with strategy.reduce(op, value, axis), look at them with "
+            "strategy.experimental_local_results(value), or use it inside strategy.run."
+        )
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components, in replica order."""
+        if self._components is None:
+            self._components = self._unpack()
+        return self._components
+
+    def parts(self) -> tuple[Any, ...]:
+        """What the value is held as: the one array, or the components."""
+        return self.values if self._packed is None else (self._packed,)
+
+    def select(self, replica_id: int) -> Any:
+        """The component of one replica."""
+        return self.values[replica_id]
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shape of each component, in replica order."""
+        if self._shapes is None:
+            self._shapes = tuple(np.shape(value) for value in self.values)
+        return self._shapes
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether components differ in shape."""
+        return any(shape != self.shapes[0] for shape in self.shapes)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype that the components have in a compiled program."""
+        if self._packed is not None:
+            return self._packed.dtype
+        return np.dtype(jnp.result_type(*self.values))
+
+    def packed(self, leaf: str = "a per-replica value") -> jax.Array:
+        """All components as one array over the replicas' devices, padded if they are uneven.
+
+        Raises:
+            DistributedValueError: If a component is no array or number.
+        """
+        if self._packed is None:
+            self._packed = self._pack(leaf)
+        return self._packed
+
+    def _pack(self, leaf: str) -> jax.Array:
+        for replica_id, value in enumerate(self.values):
+            if not placement.is_array_like(value):
+                raise DistributedValueError(
+                    f"{leaf}: replica {replica_id} holds {value!r}, which is no array or number "
+                    "and cannot enter a compiled run. Call run outside function, or convert it."
+                )
+        arrays = [placement.narrowed(value, leaf) for value in self.values]
+        dtype = jnp.result_type(*arrays)
+        arrays = [a if a.dtype == dtype else a.astype(dtype) for a in arrays]
+        if self.is_uneven:
+            largest = self._largest_shape()
+            arrays = [_pad(array, largest) for array in arrays]
+        if any(isinstance(array, jax.core.Tracer) for array in arrays):
+            return jnp.concatenate([jnp.atleast_1d(array) for array in arrays])
+        with compat.concretely():
+            return placement.assemble(arrays, self.mesh)
+
+    def _largest_shape(self) -> Shape:
+        ranks = {len(shape) for shape in self.shapes}
+        if len(ranks) > 1:
+            raise DistributedValueError(
+                f"components of one value must have the same rank; got shapes {self.shapes}."
+            )
+        return tuple(max(sizes) for sizes in zip(*self.shapes, strict=True))
+
+    def _unpack(self) -> tuple[jax.Array, ...]:
+        assert self._packed is not None and self._shapes is not None
+        if isinstance(self._packed, jax.core.Tracer):
+            parts = _traced_parts(self._packed, self.mesh.num_replicas)
+        else:
+            parts = [compat.uncommitted(shard) for shard in compat.shards(self._packed)]
+        return tuple(
+            part if part.shape == shape else _trim(part, shape)
+            for part, shape in zip(parts, self._shapes, strict=True)
+        )
+
+
+class Mirrored(ArrayOperators, DistributedValues):
+    """One value, equal on every replica; works as an array outside ``run``.
+
+    Attributes:
+        mesh: The devices that hold a copy.
+
+    Example:
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> total = strategy.run(lambda: rx.get_replica_context().all_reduce("SUM", 1.0))
+        >>> total + 1
+        Array(3., dtype=float32)
+    """
+
+    __slots__ = ("__weakref__", "_array", "_components", "mesh")
+
+    mesh: ReplicaMesh
+
+    def __init__(
+        self,
+        mesh: ReplicaMesh,
+        *,
+        array: jax.Array | None = None,
+        components: Sequence[jax.Array] | None = None,
+    ) -> None:
+        """Holds one `array` replicated over the mesh, or equal `components`."""
+        self.mesh = mesh
+        self._array = array
+        self._components = None if components is None else tuple(components)
+
+    def __repr__(self) -> str:
+        rows = ",\n".join(f"  {i}: {value!r}" for i, value in enumerate(self.values))
+        return f"Mirrored:{{\n{rows}\n}}"
+
+    @property
+    def values(self) -> tuple[jax.Array, ...]:
+        """The copies, in replica order."""
+        if self._components is None:
+            assert self._array is not None
+            if isinstance(self._array, jax.core.Tracer):
+                self._components = (self._array,) * self.mesh.num_replicas
+            else:
+                self._components = tuple(
+                    compat.uncommitted(shard) for shard in compat.shards(self._array)
+                )
+        return self._components
+
+    def select(self, replica_id: int) -> jax.Array:
+        """The copy of one replica."""
+        return self.values[replica_id]
+
+    def read_value(self) -> jax.Array:
+        """The value, as an ordinary array."""
+        return self.values[0]
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the value."""
+        return tuple(self.array().shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the value."""
+        return self.array().dtype
+
+    def array(self) -> jax.Array:
+        """The value as one array replicated over the mesh."""
+        if self._array is None:
+            assert self._components is not None
+            self._array = placement.mirror(self._components, self.mesh)
+        return self._array
+
+
+jax.tree_util.register_pytree_node(
+    Mirrored, lambda value: ((value.read_value(),), None), lambda _, children: children[0]
+)
+
+
+def _pad(array: Any, shape: Shape) -> Any:
+    widths = [(0, large - small) for small, large in zip(array.shape, shape, strict=True)]
+    if not any(after for _, after in widths):
+        return array
+    return (jnp if isinstance(array, jax.Array) else np).pad(array, widths)
+
+
+def _trim(array: jax.Array, shape: Shape) -> jax.Array:
+    if not shape and array.shape == (1,):
+        return array.reshape(())
+    return array[tuple(slice(size) for size in shape)]
+
+
+def _traced_parts(packed: jax.Array, num_replicas: int) -> list[jax.Array]:
+    size = packed.shape[0] // num_replicas
+    return [packed[i * size : (i + 1) * size] for i in range(num_replicas)]

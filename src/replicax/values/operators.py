@@ -1,0 +1,172 @@
+"""Operators for objects that stand for one array (variables, mirrored values), or refuse to.
+
+`ArrayOperators` forwards every Python operator to ``jax.numpy`` on the object's
+current value. `RefusedOperators` answers the same operators with one error.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_BINARY = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "matmul": operator.matmul,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+}
+_COMPARISON = {
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+}
+_UNARY = {"neg": operator.neg, "pos": operator.pos, "abs": operator.abs, "invert": operator.invert}
+_CONVERSIONS = ("bool", "int", "float", "complex", "index", "len", "iter")
+
+
+class ArrayOperators:
+    """Behaves as the array that `read_value` returns.
+
+    Comparison is elementwise, as for arrays; hashing goes by identity.
+    """
+
+    __slots__ = ()
+
+    def read_value(self) -> jax.Array:
+        """The array this object stands for, now."""
+        raise NotImplementedError
+
+    def numpy(self) -> np.ndarray:
+        """A copy of the value on the host.
+
+        Example:
+            >>> import replicax as rx
+            >>> rx.Variable([1.0, 2.0]).numpy()
+            array([1., 2.], dtype=float32)
+        """
+        return np.array(self.read_value())
+
+    def __jax_array__(self) -> jax.Array:
+        return self.read_value()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.read_value(), dtype=dtype)
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        return self.read_value()[index]
+
+    def __len__(self) -> int:
+        return len(self.read_value())
+
+    def __iter__(self) -> Any:
+        return iter(self.read_value())
+
+    def __bool__(self) -> bool:
+        return bool(self.read_value())
+
+    def __int__(self) -> int:
+        return int(self.read_value())
+
+    def __float__(self) -> float:
+        return float(self.read_value())
+
+    def __complex__(self) -> complex:
+        return complex(self.read_value())
+
+    def __index__(self) -> int:
+        return operator.index(self.read_value())
+
+    def __round__(self, ndigits: int = 0) -> jax.Array:
+        return jnp.round(self.read_value(), ndigits)
+
+    def __divmod__(self, other: Any) -> Any:
+        return divmod(self.read_value(), plain(other))
+
+    def __getattr__(self, name: str) -> Any:
+        # Array methods and properties (``.sum()``, ``.T``, ``.at``) without listing them all.
+        if name.startswith("_") or not hasattr(jax.Array, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.read_value(), name)
+
+    __hash__ = object.__hash__
+
+
+class RefusedOperators:
+    """Answers every use as an array with the error that `_refuse` builds."""
+
+    __slots__ = ()
+
+    def _refuse(self, use: str) -> Exception:
+        raise NotImplementedError
+
+    @property
+    def __jax_array__(self) -> Any:
+        # A property: JAX asks `hasattr` first, which lets our TypeError through.
+        raise self._refuse("a JAX function")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise self._refuse("numpy.asarray")
+
+    __hash__ = object.__hash__
+
+
+def plain(value: Any) -> Any:
+    """`value`, or what it stands for if it stands for an array."""
+    return value.read_value() if isinstance(value, ArrayOperators) else value
+
+
+def _install(cls: type, name: str, method: Callable[..., Any]) -> None:
+    method.__name__ = method.__qualname__ = f"__{name}__"
+    setattr(cls, f"__{name}__", method)
+
+
+def _forward_binary(fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda self, other: fn(self.read_value(), plain(other))
+
+
+def _forward_reflected(fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda self, other: fn(plain(other), self.read_value())
+
+
+def _forward_unary(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda self: fn(self.read_value())
+
+
+def _refused(use: str) -> Callable[..., Any]:
+    def refuse(self: Any, *_: Any) -> Any:
+        raise self._refuse(use)
+
+    return refuse
+
+
+for _name, _fn in (_BINARY | _COMPARISON).items():
+    _install(ArrayOperators, _name, _forward_binary(_fn))
+    if _name != "eq" and _name != "ne":
+        _install(RefusedOperators, _name, _refused(f"the operator {_name!r}"))
+for _name, _fn in _BINARY.items():
+    _install(ArrayOperators, f"r{_name}", _forward_reflected(_fn))
+    _install(RefusedOperators, f"r{_name}", _refused(f"the operator {_name!r}"))
+for _name, _fn in _UNARY.items():
+    _install(ArrayOperators, _name, _forward_unary(_fn))
+    _install(RefusedOperators, _name, _refused(f"the operator {_name!r}"))
+for _name in _CONVERSIONS:
+    _use = {"bool": "'if' or bool()", "iter": "a for loop"}.get(_name, f"{_name}()")
+    _install(RefusedOperators, _name, _refused(_use))
+_install(RefusedOperators, "getitem", _refused("indexing"))

@@ -1,0 +1,107 @@
+"""Distributed values inside the trace of a replica function.
+
+There is one trace for all replicas, so a per-replica value is simply the local
+tracer, and acting across replicas is a collective. They exist only between
+entering and leaving a ``merge_fn``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from replicax.backend import collectives
+from replicax.backend.collectives import Reduction
+from replicax.backend.mesh import ReplicaMesh
+from replicax.core.enums import ReduceOp
+from replicax.core.names import REPLICA_AXIS
+from replicax.values.distributed import Mirrored, PerReplica
+
+GatherComponents = Callable[[jax.Array], tuple[jax.Array, ...]]
+
+
+class TracedPerReplica(PerReplica):
+    """A per-replica value of a replica function that is being traced.
+
+    Attributes:
+        local: The value of the replica that executes the program.
+    """
+
+    __slots__ = ("_gather", "local")
+
+    def __init__(self, mesh: ReplicaMesh, local: Any, gather: GatherComponents) -> None:
+        """Wraps `local`; `gather` brings the components of all replicas together."""
+        super().__init__(mesh)
+        self.local = jnp.asarray(local)
+        self._gather = gather
+
+    def __repr__(self) -> str:
+        return f"PerReplica:{{each of {self.mesh.num_replicas} replicas: {self.local!r}}}"
+
+    @property
+    def values(self) -> tuple[jax.Array, ...]:
+        """The components of all replicas, gathered."""
+        if self._components is None:
+            self._components = self._gather(self.local)
+        return self._components
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the components."""
+        return self.local.dtype
+
+    def select(self, replica_id: Any) -> jax.Array:
+        """The local component: the program is the same for every replica."""
+        del replica_id
+        return self.local
+
+    def reduce(self, op: ReduceOp, axis: Any, reduction: Reduction) -> jax.Array:
+        """The value combined over all replicas and, with `axis`, over those dims."""
+        local = self.local
+        num_replicas = self.mesh.num_replicas
+        if axis is None:
+            return collectives.all_reduce(op, [local], num_replicas, reduction)[0]
+        count = math.prod(local.shape[dim] for dim in axis)
+        total = local.sum(axis)
+        if op is ReduceOp.SUM:
+            return collectives.all_reduce(op, [total], num_replicas, reduction)[0]
+        dtype = collectives.as_mean_dtype(total.dtype)
+        # The count travels too: shapes, and so counts, may differ between replicas.
+        total, counted = collectives.all_reduce(
+            ReduceOp.SUM, [total.astype(dtype), jnp.asarray(count, dtype)], num_replicas, reduction
+        )
+        return total / jnp.maximum(counted, 1)
+
+
+class TracedMirrored(Mirrored):
+    """A value of a traced replica function that is equal on every replica."""
+
+    __slots__ = ()
+
+    def __init__(self, mesh: ReplicaMesh, local: jax.Array) -> None:
+        """Wraps `local`."""
+        super().__init__(mesh, array=local)
+
+    def __repr__(self) -> str:
+        return f"Mirrored:{{each of {self.mesh.num_replicas} replicas: {self._array!r}}}"
+
+    def select(self, replica_id: Any) -> jax.Array:
+        """The value itself."""
+        del replica_id
+        return self.array()
+
+
+jax.tree_util.register_pytree_node(
+    TracedMirrored, lambda value: ((value.read_value(),), None), lambda _, children: children[0]
+)
+
+
+def gather_equal_components(local: jax.Array, num_replicas: int) -> tuple[jax.Array, ...]:
+    """The components of all replicas, for components of one shape."""
+    gathered = lax.all_gather(local, REPLICA_AXIS)
+    return tuple(gathered[i] for i in range(num_replicas))

@@ -1,0 +1,1 @@
+"""Variables: storage, reads and writes by context, creation, capture by a trace."""

@@ -1,0 +1,230 @@
+"""A replica function inside the trace of a ``function``: variables in, variables out.
+
+Enters the replica context, lets `execution.spmd` trace the function for all
+replicas, and turns what it returned into values of the surrounding trace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.backend import compat, placement
+from replicax.backend.collectives import Reduction
+from replicax.backend.mesh import ReplicaMesh
+from replicax.context import stack
+from replicax.context.replica import ReplicaContext
+from replicax.context.traced_peers import TracedPeers
+from replicax.core import nest, notices
+from replicax.core.errors import DistributedValueError
+from replicax.core.options import RunOptions
+from replicax.execution.frame import Frame, current_frame
+from replicax.execution.spmd import Argument, Emitted, Outputs, Variant, trace_replicas
+from replicax.values.distributed import ComponentView, Mirrored, PerReplica
+from replicax.values.regroup import same_python_value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Result:
+    """How to make one leaf of the run's result.
+
+    Attributes:
+        kind: "object" (as it is), "argument", "mirrored", "bare" or "varying".
+        value: The object, or an index: of the argument, or of the output.
+    """
+
+    kind: str
+    value: Any = None
+
+
+class _OuterState:
+    """The state of the surrounding trace, for `execution.spmd`."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+
+    def read(self, key: Any) -> Any:
+        return self._frame.read(key)
+
+    def write(self, key: Any, value: Any) -> None:
+        if key.array is None and key not in self._frame.cells:
+            self._frame.adopt(key, value)  # created by this very trace: there is no old value
+        else:
+            self._frame.write(key, value)
+
+
+def run_traced(
+    strategy: Any,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    frame: Frame,
+    mesh: ReplicaMesh,
+    reduction: Reduction,
+    options: RunOptions,
+) -> Any:
+    """Runs `fn` on every replica, as part of the program that `frame` is the trace of."""
+    leaves, structure = nest.flatten((args, kwargs))
+    paths = [path for path, _ in nest.leaves_with_path((args, kwargs))]
+    arguments = {
+        index: argument
+        for index, (path, leaf) in enumerate(zip(paths, leaves, strict=True))
+        if (argument := _as_argument(leaf, path)) is not None
+    }
+    check_run_options(options, leaves)
+    plan: list[Any] = []
+    frames: list[Frame] = []
+
+    def body(local: list[Any], variant: Variant) -> Outputs:
+        peers = TracedPeers(strategy, mesh, variant, reduction)
+        context = ReplicaContext.of(strategy, peers)
+        mine = list(leaves)
+        for index, value in zip(arguments, local, strict=True):
+            mine[index] = value
+        own_args, own_kwargs = nest.unflatten(structure, mine)
+        try:
+            with stack.replaced_by(stack.Entry(strategy, stack.Mode.REPLICA, context)):
+                result = fn(*own_args, **own_kwargs)
+        finally:
+            context.end()
+        own = {id(value): index for index, value in zip(arguments, local, strict=True)}
+        results, result_structure, outputs = _classify(result, own, peers, variant)
+        inner = current_frame()
+        assert inner is not None
+        created = list(inner.created)
+        outputs.uniform.extend(value for _, value in created if value is not None)
+        plan[:] = [results, result_structure, created]
+        return outputs
+
+    frame.meshes.append(mesh)
+    frame.compiler_options.update(options.experimental_xla_options or {})
+    emitted = trace_replicas(body, list(arguments.values()), mesh, _OuterState(frame), frames)
+    results, result_structure, created = plan
+    pending = sum(value is not None for _, value in created)
+    initial = iter(emitted.uniform[len(emitted.uniform) - pending :])
+    frame.created.extend(
+        (variable, None if value is None else next(initial)) for variable, value in created
+    )
+    merged = [_outer_value(result, emitted, leaves, mesh) for result in results]
+    return nest.unflatten(result_structure, merged)
+
+
+def _as_argument(leaf: Any, path: str) -> Argument | None:
+    """The array argument that `leaf` becomes, or None if it is passed as it is."""
+    name = f"the argument of run at {path}"
+    if isinstance(leaf, PerReplica):
+        return Argument(leaf.packed(name), leaf.shapes)
+    if isinstance(leaf, Mirrored):
+        return Argument(leaf.array())
+    if isinstance(leaf, jax.Array):
+        return Argument(placement.uncommitted_argument(leaf))
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        if not placement.is_array_like(leaf):
+            raise DistributedValueError(
+                f"{name} is a host array of dtype {leaf.dtype}, which cannot enter a compiled run. "
+                "Call run outside function, or convert it to numbers."
+            )
+        return Argument(placement.narrowed(leaf, name))
+    return None
+
+
+def check_run_options(options: RunOptions, leaves: Sequence[Any]) -> None:
+    """Applies the options that concern arguments.
+
+    Raises:
+        DistributedValueError: If components are uneven and the options refuse that.
+    """
+    if options.experimental_bucketizing_dynamic_shape:
+        notices.notify_once(
+            "bucketizing",
+            "RunOptions(experimental_bucketizing_dynamic_shape=True) changes nothing here: "
+            "programs are compiled for the true shapes.",
+        )
+    if options.experimental_enable_dynamic_batch_size:
+        return
+    for leaf in leaves:
+        if isinstance(leaf, PerReplica) and leaf.is_uneven:
+            raise DistributedValueError(
+                f"components have different shapes {list(leaf.shapes)}, and "
+                "RunOptions(experimental_enable_dynamic_batch_size=False) refuses that. Drop the "
+                "partial batch, pad it, or allow dynamic batch sizes."
+            )
+
+
+def _classify(
+    result: Any, arguments: dict[int, int], peers: TracedPeers, variant: Variant
+) -> tuple[list[_Result], Any, Outputs]:
+    """What each leaf of a replica's result is, the same for every variant."""
+    leaves, structure = nest.flatten(result)
+    structures = variant.exchange(structure)
+    nest.require_same_structure(structures)
+    outputs = Outputs([], [])
+    results = []
+    for leaf in leaves:
+        found = _classify_leaf(leaf, arguments, peers)
+        others = variant.exchange(found)
+        if any(other.kind != found.kind for other in others):
+            found = _Result("varying")
+        elif found.kind == "object":
+            found = _common_object(found, others, variant)
+        if found.kind in ("mirrored", "bare"):
+            found = _Result(found.kind, len(outputs.uniform))
+            outputs.uniform.append(leaf)
+        elif found.kind == "varying":
+            found = _Result("varying", len(outputs.varying))
+            outputs.varying.append(leaf)
+        results.append(found)
+    return results, structure, outputs
+
+
+def _classify_leaf(leaf: Any, arguments: dict[int, int], peers: TracedPeers) -> _Result:
+    if isinstance(leaf, ComponentView):
+        return _Result("object", leaf.container)
+    if id(leaf) in arguments and isinstance(leaf, jax.core.Tracer):
+        return _Result("argument", arguments[id(leaf)])
+    if peers.is_mirrored(leaf):
+        return _Result("mirrored")
+    if peers.is_shared(leaf):
+        return _Result("bare")
+    if isinstance(leaf, jax.core.Tracer):
+        # A tracer of an outer trace was captured: one object for all replicas.
+        local = compat.is_traced_inside(leaf)
+        return _Result("varying") if local else _Result("object", leaf)
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return _Result("varying")
+    return _Result("object", leaf)
+
+
+def _common_object(found: _Result, others: list[_Result], variant: Variant) -> _Result:
+    values = [other.value for other in others]
+    if all(value is found.value for value in values) or same_python_value(values):
+        return found
+    if all(placement.is_array_like(value) for value in values):
+        return _Result("varying")
+    return _Result("per kind", (values, variant.kind_of_replica))
+
+
+def _outer_value(result: _Result, emitted: Emitted, leaves: list[Any], mesh: ReplicaMesh) -> Any:
+    match result.kind:
+        case "argument":
+            return leaves[result.value]
+        case "mirrored":
+            array = emitted.uniform[result.value]
+            return Mirrored(mesh, array=array) if mesh.num_replicas > 1 else array
+        case "bare":
+            return emitted.uniform[result.value]
+        case "varying":
+            array, shapes = emitted.varying[result.value], emitted.shapes[result.value]
+            if mesh.num_replicas == 1:
+                return jnp.reshape(array, shapes[0])
+            return PerReplica(mesh, packed=array, shapes=shapes)
+        case "per kind":
+            values, kinds = result.value
+            return PerReplica(mesh, components=[values[kind] for kind in kinds])
+    return result.value

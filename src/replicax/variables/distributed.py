@@ -1,0 +1,170 @@
+"""What mirrored and sync-on-read variables have in common: one container, N copies."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import jax
+
+from replicax.context import stack
+from replicax.core.errors import ContextError, VariableError
+from replicax.execution.frame import current_frame
+from replicax.values.distributed import ComponentView, DistributedValues
+from replicax.values.operators import ArrayOperators
+from replicax.variables.conversion import converted
+from replicax.variables.storage import Storage
+from replicax.variables.update import UpdateSession
+from replicax.variables.variable import COMBINES, Variable, describe_component, register_as_array
+
+
+class DistributedVariable(Variable, DistributedValues):
+    """A variable with one copy for each replica."""
+
+    __slots__ = ("_views",)
+
+    _views: tuple[VariableCopy, ...] | None
+
+    def __init__(self, storage: Storage, **properties: Any) -> None:
+        """Used by strategies; users call ``Variable(initial_value, ...)`` in a scope."""
+        super().__init__(storage, **properties)
+        self._views = None
+
+    def select(self, replica_id: Any) -> DistributedVariable:
+        """The variable itself: in a replica it reads and writes that replica's copy."""
+        del replica_id
+        return self
+
+    @property
+    def values(self) -> tuple[VariableCopy, ...]:
+        """One view per copy, the same objects each time."""
+        if self._views is None:
+            mesh = self._storage.mesh
+            assert mesh is not None
+            self._views = tuple(VariableCopy(self, i) for i in range(mesh.num_replicas))
+        return self._views
+
+    def __repr__(self) -> str:
+        rows = "\n".join(f"  {index}: {view!r}," for index, view in enumerate(self.values))
+        return f"{type(self).__name__}:{{\n{rows.rstrip(',')}\n}}"
+
+    def _copy_id(self) -> int | None:
+        """The copy that code here means, if it means one and values are concrete."""
+        entry = stack.top()
+        if entry is None:
+            return None
+        if entry.mode is stack.Mode.UPDATE:
+            return entry.copy_id
+        if entry.mode is stack.Mode.REPLICA and entry.strategy is self._strategy:
+            return entry.replica_context.replica_id_in_sync_group
+        return None
+
+
+@register_as_array
+class VariableCopy(ArrayOperators, ComponentView):
+    """One copy of a distributed variable, live.
+
+    Keeps the storage alive, not the variable: it can be read after the variable
+    is gone.
+    """
+
+    __slots__ = ("__weakref__", "_container", "_keep", "_storage", "index")
+
+    def __init__(self, variable: DistributedVariable, index: int) -> None:
+        """A view of copy `index` of `variable`."""
+        self._container = weakref.ref(variable)
+        self._storage = variable._storage
+        self.index = index
+        weakref.finalize(variable, _keep_last_value, weakref.ref(self)).atexit = False
+        self._keep: jax.Array | None = None
+
+    @property
+    def container(self) -> DistributedValues | None:
+        """The variable, or None when it is gone."""
+        return self._container()
+
+    @property
+    def name(self) -> str:
+        """The variable's name."""
+        return self._storage.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The variable's shape."""
+        return self._storage.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The variable's dtype."""
+        return self._storage.dtype
+
+    @property
+    def value(self) -> jax.Array:
+        """The current value of this copy."""
+        return self.read_value()
+
+    def read_value(self) -> jax.Array:
+        """The current value of this copy."""
+        if self._keep is not None:
+            return self._keep
+        variable = self._container()
+        if variable is not None and current_frame() is not None:
+            return variable.read_copy(self.index)  # pyright: ignore[reportAttributeAccessIssue]
+        session = _update_session()
+        pending = None if session is None else session.pending(self._storage, self.index)
+        return self._storage.component(self.index) if pending is None else pending
+
+    def assign(self, value: Any) -> VariableCopy:
+        """Replaces this copy; only in the function passed to ``extended.update``."""
+        return self._assign("assign", value)
+
+    def assign_add(self, delta: Any) -> VariableCopy:
+        """Adds to this copy; only in the function passed to ``extended.update``."""
+        return self._assign("assign_add", delta)
+
+    def assign_sub(self, delta: Any) -> VariableCopy:
+        """Subtracts from this copy; only in the function passed to ``extended.update``."""
+        return self._assign("assign_sub", delta)
+
+    def _assign(self, method: str, value: Any) -> VariableCopy:
+        session = _update_session()
+        if session is None:
+            raise ContextError(
+                f"{method} of copy {self.index} of variable {self.name!r} in {stack.describe()}: a "
+                "single copy may be written only by the function passed to extended.update. "
+                "Assign to the variable itself."
+            )
+        value = converted(value, self._storage, method)
+        if method != "assign":
+            value = COMBINES[method](self.read_value(), value).astype(self._storage.dtype)
+        session.write(self._storage, self.index, value)
+        return self
+
+    def __repr__(self) -> str:
+        return describe_component(self, self.read_value)
+
+
+def _keep_last_value(view: weakref.ref[VariableCopy]) -> None:
+    copy = view()
+    if copy is not None and copy._storage.array is not None:
+        copy._keep = copy._storage.component(copy.index)
+
+
+def _update_session() -> UpdateSession | None:
+    entry = stack.top()
+    return None if entry is None else entry.update
+
+
+def require_no_copy_drift(variable: Variable, method: str) -> None:
+    """Raises where an assignment would reach only one copy of a mirrored variable.
+
+    Raises:
+        VariableError: Always; the caller has found that it would.
+    """
+    raise VariableError(
+        f"{method} of variable {variable.name!r} inside run: it has "
+        f"synchronization=ON_WRITE and aggregation=NONE, so it is not known how to combine the "
+        f"values of {variable.strategy.num_replicas_in_sync} replicas. Create it with "
+        "aggregation=VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA, or assign in "
+        "cross-replica context."
+    )

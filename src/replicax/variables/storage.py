@@ -1,0 +1,159 @@
+"""The buffers of one variable, owned by nobody else.
+
+`array` is one JAX array: replicated over the mesh (mirrored), with a leading
+replica dim (one value per replica), or on one device (undistributed). A compiled
+step takes it by donation and puts the new one back. `handed_out` says that
+somebody else can see the buffer, so that the next step must not donate it.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.backend import compat, placement
+from replicax.backend.mesh import ReplicaMesh
+from replicax.core.errors import LostVariableError
+from replicax.execution import epoch
+
+
+class Storage:
+    """Implements `execution.frame.StateKey` for a variable.
+
+    Attributes:
+        name: The variable's name, for errors.
+        shape: The shape of the variable, without the replica dim.
+        dtype: Its dtype.
+        mesh: The devices that hold it; None for an undistributed variable.
+        per_replica: Whether every replica has a value of its own.
+        array: The buffers; None until there is an initial value.
+        handed_out: Whether somebody outside holds the buffer.
+    """
+
+    __slots__ = (
+        "__weakref__", "array", "dtype", "handed_out", "mesh", "name", "per_replica", "shape",
+    )  # fmt: skip
+
+    array: jax.Array | None
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: Any,
+        *,
+        mesh: ReplicaMesh | None = None,
+        per_replica: bool = False,
+    ) -> None:
+        """Storage without a value."""
+        self.name = name
+        self.shape = shape
+        self.dtype = dtype
+        self.mesh = mesh
+        self.per_replica = per_replica
+        self.array = None
+        self.handed_out = False
+
+    @property
+    def global_shape(self) -> tuple[int, ...]:
+        """The shape of `array`."""
+        if self.per_replica and self.mesh is not None:
+            return (self.mesh.num_replicas, *self.shape)
+        return self.shape
+
+    @property
+    def sharding(self) -> jax.sharding.Sharding | None:
+        """The layout that `array` must keep."""
+        if self.mesh is None:
+            return None
+        return self.mesh.per_replica if self.per_replica else self.mesh.replicated
+
+    def live_array(self) -> jax.Array:
+        """`array`, checked.
+
+        Raises:
+            LostVariableError: If a failed execution took the buffer, or there never was one.
+        """
+        array = self.array
+        if array is None:
+            raise LostVariableError(
+                f"variable {self.name!r} has no value: the trace that created it failed. Create "
+                "it again."
+            )
+        if array.is_deleted():
+            raise LostVariableError(
+                f"variable {self.name!r} was donated to an execution that failed on the device, "
+                "and its value is lost. Restore it with assign or from a checkpoint; "
+                "replicax.function(donate=False) keeps values through failures."
+            )
+        return array
+
+    def hand_out(self) -> jax.Array:
+        """`array`, to be given to somebody who may keep it."""
+        array = self.live_array()
+        self.handed_out = True
+        return array
+
+    def components(self) -> list[jax.Array]:
+        """One uncommitted array per copy (or one in all); the caller may keep them."""
+        parts = compat.shards(self.hand_out())
+        if self.per_replica:
+            return [compat.uncommitted(part).reshape(self.shape) for part in parts]
+        return [compat.uncommitted(part) for part in parts]
+
+    def component(self, index: int) -> jax.Array:
+        """The uncommitted array of one copy; the caller may keep it."""
+        part = compat.uncommitted(compat.shards(self.hand_out())[index])
+        return part.reshape(self.shape) if self.per_replica else part
+
+    def set(self, array: jax.Array) -> None:
+        """Replaces the buffers by ones that nobody else holds."""
+        self.array = array
+        self.handed_out = False
+        epoch.advance()
+
+    def set_value(self, value: Any) -> None:
+        """Gives every copy this value; the value is copied."""
+        if self.mesh is None:
+            self.set(_own_undistributed(value))
+        elif self.per_replica:
+            self.set_components([value] * self.mesh.num_replicas)
+        else:
+            self.set(placement.replicate(value, self.mesh))
+
+    def set_components(self, values: Iterable[Any]) -> None:
+        """Gives each copy its own value; the values are copied."""
+        assert self.mesh is not None
+        copies = [
+            placement.own_copy(value, device)
+            for value, device in zip(values, self.mesh.devices, strict=True)
+        ]
+        if self.per_replica:
+            copies = [copy.reshape((1, *self.shape)) for copy in copies]
+        sharding = self.sharding
+        assert sharding is not None
+        self.set(jax.make_array_from_single_device_arrays(self.global_shape, sharding, copies))
+
+
+def _own_undistributed(value: Any) -> jax.Array:
+    if isinstance(value, jax.Array):
+        return jax.numpy.array(value, dtype=value.dtype, copy=True)
+    return jax.numpy.asarray(np.array(value, copy=True))
+
+
+_set_array = Storage.array.__set__  # pyright: ignore[reportAttributeAccessIssue]
+_set_handed_out = Storage.handed_out.__set__  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def store_all(storages: list[Storage], arrays: Iterable[jax.Array], fresh: list[bool]) -> None:
+    """Gives every storage its new array, in one step that Ctrl-C cannot split.
+
+    The loops run inside the interpreter's C code, which looks for signals only
+    between Python instructions.
+    """
+    collections.deque(map(_set_array, storages, arrays), maxlen=0)
+    collections.deque(map(_set_handed_out, storages, fresh), maxlen=0)

@@ -1,0 +1,299 @@
+"""`Variable`: state that a program reads and assigns, whatever runs the program.
+
+This class says what a variable offers and where a read or an assignment goes: to
+the frame of a trace, or to the storage. What a copy, a read across replicas or an
+assignment in a replica means, the subclasses say (`plain`, `mirrored`,
+`sync_on_read`).
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.backend import compat
+from replicax.context import stack
+from replicax.core import notices
+from replicax.core.enums import VariableAggregation, VariableSynchronization
+from replicax.core.errors import StaleReadError, VariableError
+from replicax.core.nest import NestLeaf
+from replicax.core.typing import Device
+from replicax.execution import epoch
+from replicax.execution.frame import Frame, current_frame
+from replicax.values.operators import ArrayOperators
+from replicax.variables.overrides import drop_override, override_of
+from replicax.variables.storage import Storage
+
+Combine = Callable[[Any, Any], Any]
+
+ASSIGN: Combine = lambda old, new: new  # noqa: E731
+COMBINES: dict[str, Combine] = {
+    "assign": ASSIGN,
+    "assign_add": operator.add,
+    "assign_sub": operator.sub,
+}
+
+
+class _CreateByContext(type):
+    """Makes ``Variable(...)`` create whatever kind of variable the context asks for."""
+
+    create: Callable[..., Variable]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is Variable:
+            return _CreateByContext.create(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+def provide_creation(create: Callable[..., Variable]) -> None:
+    """Tells what ``Variable(...)`` does; set once, by `variables.creation`."""
+    _CreateByContext.create = create
+
+
+class Variable(ArrayOperators, NestLeaf, metaclass=_CreateByContext):
+    """A value that can be assigned.
+
+    Outside a strategy's scope an ordinary variable; inside, the strategy decides
+    how many copies there are and how they are kept together. It works as an
+    array in operators, in ``jax.numpy`` and ``jax.nn``, and as an argument of
+    ``jax.jit`` and ``jax.vmap``.
+
+    Args:
+        initial_value: An array, a number, a nested list of numbers, or a
+            function that returns one.
+        trainable: Whether gradients are usually taken with respect to it.
+        name: A name for messages and checkpoints.
+        dtype: The dtype; that of the initial value if None.
+        synchronization: When copies are brought together.
+        aggregation: How updates (or copies, on read) are combined.
+
+    Example:
+        >>> import replicax as rx
+        >>> v = rx.Variable(1.0)
+        >>> v.assign_add(2.0).numpy()
+        array(3., dtype=float32)
+        >>> with rx.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        ...     w = rx.Variable([1.0, 2.0], aggregation=rx.VariableAggregation.SUM)
+        >>> (w * 2).sum()
+        Array(6., dtype=float32)
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_aggregation",
+        "_storage",
+        "_strategy",
+        "_synchronization",
+        "_trainable",
+    )
+
+    _storage: Storage
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        strategy: Any,
+        trainable: bool,
+        synchronization: VariableSynchronization,
+        aggregation: VariableAggregation,
+    ) -> None:
+        """Used by subclasses; users call ``Variable(initial_value, ...)``."""
+        self._storage = storage
+        self._strategy = strategy
+        self._trainable = trainable
+        self._synchronization = synchronization
+        self._aggregation = aggregation
+        weakref.finalize(self, _free, storage).atexit = False
+
+    # -- what it is --------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name given at creation, or ``Variable``."""
+        return self._storage.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        return self._storage.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the value."""
+        return self._storage.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(np.prod(self.shape))
+
+    @property
+    def trainable(self) -> bool:
+        """Whether gradients are usually taken with respect to it."""
+        return self._trainable
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        """When copies are brought together."""
+        return self._synchronization
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        """How updates or copies are combined."""
+        return self._aggregation
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy that created it, or None."""
+        return self._strategy
+
+    def devices(self) -> set[Device]:
+        """The devices that hold a copy."""
+        mesh = self._storage.mesh
+        return self._storage.live_array().devices() if mesh is None else set(mesh.devices)
+
+    # -- reading -----------------------------------------------------------------------------
+
+    @property
+    def value(self) -> jax.Array:
+        """The current value; a snapshot that later assignments do not change."""
+        return self.read_value()
+
+    def read_value(self) -> jax.Array:
+        """The current value; a snapshot that later assignments do not change."""
+        override = override_of(self)
+        if override is not None:
+            return override
+        self._check_strategy()
+        frame = current_frame()
+        if frame is not None:
+            return self._read_traced(frame)
+        self._check_foreign_trace("read")
+        return self._read_concrete()
+
+    def _read_traced(self, frame: Frame) -> Any:
+        raise NotImplementedError
+
+    def _read_concrete(self) -> jax.Array:
+        raise NotImplementedError
+
+    # -- assigning ---------------------------------------------------------------------------
+
+    def assign(self, value: Any) -> Variable:
+        """Replaces the value; in a replica, values are first combined by the aggregation."""
+        return self._assign("assign", value)
+
+    def assign_add(self, delta: Any) -> Variable:
+        """Adds `delta`; in a replica, deltas are first combined by the aggregation."""
+        return self._assign("assign_add", delta)
+
+    def assign_sub(self, delta: Any) -> Variable:
+        """Subtracts `delta`; in a replica, deltas are first combined by the aggregation."""
+        return self._assign("assign_sub", delta)
+
+    def _assign(self, method: str, value: Any) -> Variable:
+        self._check_strategy()
+        if current_frame() is None:
+            self._check_foreign_trace(method)
+        drop_override(self)
+        self._apply(method, value)
+        return self
+
+    def _apply(self, method: str, value: Any) -> None:
+        """Assigns according to the context."""
+        raise NotImplementedError
+
+    # -- rules common to all kinds -----------------------------------------------------------
+
+    def _check_strategy(self) -> None:
+        """Raises if another strategy than the variable's own is in force."""
+        if self._strategy is None:
+            return
+        entry = stack.top()
+        if entry is None or entry.strategy is self._strategy or not stack.has_strategy():
+            return
+        raise VariableError(
+            f"variable {self.name!r} was created under {self._strategy!r} and is used inside "
+            f"{stack.describe()}. Create it in that strategy's scope, or leave the scope first."
+        )
+
+    def _check_foreign_trace(self, use: str) -> None:
+        """Raises if JAX would remember the value seen now, or leak one that is not there yet."""
+        if not compat.is_staging():
+            return
+        if use == "read" and epoch.has_token():
+            notices.notify_once(
+                ("traced read", self.name),
+                f"variable {self.name!r} is read inside jax.jit, lax.scan, lax.cond or "
+                "jax.checkpoint in an eager run, which traces anew after every assignment. Put "
+                "replicax.function around the function passed to run, or pass the variable as an "
+                "argument.",
+            )
+            return
+        if use == "read":
+            raise StaleReadError(
+                f"variable {self.name!r} is read inside jax.jit, lax.scan, lax.cond or "
+                "jax.checkpoint, where JAX would keep the value it sees now for ever. Pass the "
+                "variable as an argument, or use replicax.function instead of (or around) it."
+            )
+        raise StaleReadError(
+            f"{use} of variable {self.name!r} was reached inside jax.jit, lax.scan, lax.cond or "
+            "jax.checkpoint, where the value does not exist yet. Put replicax.function around the "
+            "whole function, or return the value and assign it outside."
+        )
+
+    def __repr__(self) -> str:
+        return describe_component(self, self._show)
+
+    def _show(self) -> Any:
+        return self.read_value()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"variable {self.name!r} cannot be pickled: it belongs to this process's devices. "
+            "Save its value: numpy.save(file, v.numpy())."
+        )
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError(
+            f"variable {self.name!r} cannot be copied. Create a new one: Variable(v.value)."
+        )
+
+
+def describe_component(variable: Any, read: Callable[[], Any]) -> str:
+    """One line: name, shape, dtype and value."""
+    text = f"<rx.Variable {variable.name!r} shape={variable.shape} dtype={variable.dtype}"
+    if current_frame() is not None or compat.is_staging():
+        return f"{text}>"
+    try:
+        value = read()
+    except Exception as error:  # a repr must not raise
+        return f"{text}, {type(error).__name__}>"
+    if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+        return f"{text}, {value}>"
+    return f"{text}, numpy={np.array2string(np.asarray(value), separator=', ', threshold=32)}>"
+
+
+def _free(storage: Storage) -> None:
+    """Lets the buffers of a variable go with it, although programs still know its storage."""
+    storage.array = None
+
+
+def register_as_array(cls: type) -> type:
+    """Makes JAX functions see the current value when they get an instance of `cls`."""
+    jax.tree_util.register_pytree_node(
+        cls, lambda variable: ((variable.read_value(),), None), lambda _, children: children[0]
+    )
+    return cls

@@ -1,0 +1,72 @@
+"""``__all__`` of the package and of every facade is its public namespace, sorted."""
+
+import __future__
+
+import importlib
+import types
+
+import pytest
+
+from tests.architecture.source_tree import facades
+
+
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _public_names(module: types.ModuleType) -> set[str]:
+    """Names without underscore that are not modules, ``from __future__`` left out."""
+    return {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and not isinstance(value, types.ModuleType | __future__._Feature)
+    }
+
+
+def _facades_in(module: types.ModuleType) -> set[str]:
+    """The modules that ``__all__`` gives on purpose: they must be facades themselves."""
+    return {
+        name
+        for name in module.__all__
+        if isinstance(value := getattr(module, name, None), types.ModuleType)
+        and value.__name__.startswith("replicax.")
+    }
+
+
+def test_the_package_itself_is_among_the_facades():
+    assert "replicax" in facades()
+
+
+@pytest.mark.parametrize("name", facades())
+def test_all_is_the_public_namespace(name: str):
+    module = importlib.import_module(name)
+    declared = {entry for entry in module.__all__ if not _is_dunder(entry)}
+    public = _public_names(module) | _facades_in(module)
+    assert not public - declared, f"public, but not in {name}.__all__"
+    assert not declared - public, f"in {name}.__all__, but not in the namespace"
+
+
+@pytest.mark.parametrize("name", facades())
+def test_all_is_sorted_without_duplicates(name: str):
+    names = list(importlib.import_module(name).__all__)
+    assert names == sorted(set(names))
+
+
+@pytest.mark.parametrize("name", facades())
+def test_every_name_in_all_exists(name: str):
+    module = importlib.import_module(name)
+    missing = [entry for entry in module.__all__ if not hasattr(module, entry)]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", facades())
+def test_every_public_class_and_function_is_documented(name: str):
+    module = importlib.import_module(name)
+    silent = [
+        entry
+        for entry in module.__all__
+        if isinstance(value := getattr(module, entry), type | types.FunctionType)
+        and not (value.__doc__ or "").strip()
+    ]
+    assert not silent

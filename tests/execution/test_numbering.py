@@ -1,0 +1,144 @@
+"""Which outputs the variants of a replica function compute in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from replicax.execution.numbering import differing_outputs, number_constant
+from tests.execution.merging import AXIS, DIM, KINDS, make_components, trace
+
+
+def psum(value: Any) -> Any:
+    return lax.psum(value, AXIS)
+
+
+def find_differing(fn: Callable[..., Any]) -> list[int]:
+    """The outputs of ``fn(x, m)`` that differ between the three kinds; m is the same for all."""
+    components = make_components()
+    examples = [components[KINDS.index(kind)] for kind in range(3)]
+    variants, numbers = [], []
+    for kind, example in enumerate(examples):
+        closed, sources = trace(fn, example)
+        variants.append(closed)
+        names = {"x": ("x", kind), "m": "m"}
+        numbers.append([names[s] if isinstance(s, str) else number_constant(s) for s in sources])
+    count = len(variants[0].jaxpr.outvars)
+    return differing_outputs(variants, numbers, range(count), axis=AXIS)
+
+
+def with_ref(write: Callable[..., Any]) -> Callable[..., Any]:
+    def fn(x: Any, m: Any) -> Any:
+        ref = jax.new_ref(m)
+        write(ref, x, m)
+        return ref[...]
+
+    return fn
+
+
+def write(ref: Any, value: Any) -> None:
+    ref[...] = value
+
+
+def loop(body: Callable[..., Any], start: Any) -> Any:
+    return lax.scan(lambda c, _: (body(c), None), start, None, length=2)[0]
+
+
+def loop_that_writes(value: Callable[..., Any]) -> Callable[..., Any]:
+    def run(ref: Any, x: Any, m: Any) -> None:
+        def body(carry: Any, _: None) -> Any:
+            ref[...] = ref[...] + value(x, m)
+            return carry, None
+
+        lax.scan(body, 0, None, length=2)
+
+    return with_ref(run)
+
+
+SAME: dict[str, Callable[..., Any]] = {
+    "a shared input": lambda x, m: m,
+    "an expression of it": lambda x, m: jnp.sin(m) * 2 + 1,
+    "a constant array": lambda x, m: jnp.asarray([1.0, 2.0]) + m,
+    "a sum over replicas": lambda x, m: psum(x.sum(0)),
+    "a mean over all examples": lambda x, m: psum(x.sum(0)) / psum(jnp.float32(x.shape[0])),
+    "a jitted function": lambda x, m: jax.jit(lambda a: jnp.where(a > 0, a, 0))(m),
+    "a custom derivative": lambda x, m: jax.nn.relu(psum(x.sum(0))) + jax.nn.silu(m),
+    "a local loop": lambda x, m: loop(lambda c: c * 2, m),
+    "a loop with a sum": lambda x, m: loop(lambda c: c + psum(x.sum(0)), m),
+    "a while with a sum": lambda x, m: lax.while_loop(
+        lambda c: c[0] < 9, lambda c: c + psum(jnp.abs(x).sum(0)) + 1, m
+    ),
+    "a cond with a sum": lambda x, m: lax.cond(m[0] > 0, lambda: psum(x.sum(0)), lambda: m),
+    "a write of a sum": with_ref(lambda r, x, m: write(r, r[...] + psum(x.sum(0)))),
+    "a write of part": with_ref(lambda r, x, m: r.__setitem__(0, m[1])),
+    "a write over what differs": with_ref(
+        lambda r, x, m: (write(r, m * x.shape[0]), write(r, psum(m)))
+    ),
+    "an addition in place": with_ref(lambda r, x, m: jax.ref.addupdate(r, ..., m)),
+    "a write in jit": with_ref(lambda r, x, m: jax.jit(lambda a: write(r, a * 2))(m)),
+    "a write in a local loop": loop_that_writes(lambda x, m: m),
+    "a write in a loop with a sum": loop_that_writes(lambda x, m: psum(x.sum(0))),
+    "a write in a cond with a sum": with_ref(
+        lambda r, x, m: lax.cond(m[0] > 0, lambda: write(r, psum(x.sum(0))), lambda: None)
+    ),
+}
+
+DIFFERENT: dict[str, Callable[..., Any]] = {
+    "the component": lambda x, m: x.sum(0),
+    "its size": lambda x, m: jnp.float32(x.shape[0]),
+    "a constant array": lambda x, m: jnp.full((2,), float(x.shape[0])) + m,
+    "an expression with the size": lambda x, m: psum(m) * x.shape[0],
+    "a jitted function": lambda x, m: jax.jit(lambda a: a * x.shape[0])(m),
+    "a jitted function with a constant": lambda x, m: jax.jit(
+        lambda a: a + jnp.array([x.shape[0], 1.0])
+    )(m),
+    "a local loop": lambda x, m: lax.fori_loop(0, x.shape[0], lambda i, c: c * 2, m),
+    "a loop with a sum": lambda x, m: loop(lambda c: psum(c) + x.shape[0], m),
+    "a loop that starts differently": lambda x, m: loop(lambda c: c + psum(m), m * x.shape[0]),
+    "a difference that arrives in the second round": lambda x, m: loop(
+        lambda c: (c[1], psum(m) * x.shape[0]), (m, m)
+    )[0],
+    "a cond with a sum": lambda x, m: lax.cond(m[0] > 0, lambda: psum(m), lambda: m * x.shape[0]),
+    "a write of the size": with_ref(lambda r, x, m: write(r, jnp.full(DIM, float(x.shape[0])))),
+    "a write of part": with_ref(lambda r, x, m: r.__setitem__(0, float(x.shape[0]))),
+    "an addition in place": with_ref(lambda r, x, m: jax.ref.addupdate(r, ..., m * x.shape[0])),
+    "a write in jit": with_ref(lambda r, x, m: jax.jit(lambda a: write(r, a))(m * x.shape[0])),
+    "a write in a local loop": loop_that_writes(lambda x, m: m * x.shape[0]),
+    "a write in a loop with a sum": loop_that_writes(lambda x, m: psum(m) * x.shape[0]),
+    "a write in a cond with a sum": with_ref(
+        lambda r, x, m: lax.cond(
+            m[0] > 0, lambda: write(r, psum(m)), lambda: write(r, m * x.shape[0])
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_values_computed_in_the_same_way_are_recognised(case: str) -> None:
+    assert find_differing(lambda x, m: [SAME[case](x, m)]) == []
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_values_that_differ_between_kinds_are_found(case: str) -> None:
+    assert find_differing(
+        lambda x, m: [SAME["a sum over replicas"](x, m), DIFFERENT[case](x, m)]
+    ) == [1]
+
+
+def test_only_the_outputs_asked_for_are_reported() -> None:
+    closed, _ = trace(lambda x, m: [x, m, x], make_components()[0])
+    numbers = [["a", "m"], ["b", "m"]]
+    assert differing_outputs([closed, closed], numbers, [1, 2], axis=AXIS) == [2]
+
+
+def test_constants_of_equal_content_have_equal_numbers() -> None:
+    assert number_constant(jnp.ones(2)) == number_constant(jnp.ones(2))
+    assert number_constant(jnp.ones(2)) != number_constant(jnp.zeros(2))
+    assert number_constant(jnp.ones(2)) != number_constant(jnp.ones((1, 2)))
+    assert number_constant(jax.random.key(1)) == number_constant(jax.random.key(1))
+    assert number_constant(jax.random.key(1)) != number_constant(jax.random.key(2))
