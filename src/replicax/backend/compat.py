@@ -15,14 +15,16 @@ import jax
 from jax._src import config as jax_config
 from jax._src import core as jax_core
 from jax._src import source_info_util, xla_bridge
+from jax._src.array import ArrayImpl
 from jax._src.config import config_ext
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
-from jax._src.lib import xla_client
+from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.state.types import AbstractRef
 from jax.extend import core as jex_core
 
 Trace = Any
+ConcreteArray = ArrayImpl  # the type of every concrete array; `jax.Array` only abstracts it
 
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1]) + "/"
 
@@ -173,12 +175,16 @@ class Uncommitted:
         """The same buffer as an uncommitted array."""
         return self._handler([array])
 
+    def first_of(self, array: jax.Array) -> jax.Array:
+        """The first copy of a replicated array as an uncommitted array."""
+        return self._handler([array._arrays[0]])  # pyright: ignore[reportAttributeAccessIssue]
+
 
 def uncommitted(array: jax.Array) -> jax.Array:
     """An uncommitted view of the one-device array `array`; the buffer is shared."""
     if not array.committed:
         return array
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
         data = uncommitted(jax.random.key_data(array))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
     return Uncommitted(array)(array)
@@ -190,7 +196,7 @@ def shards(array: jax.Array) -> list[jax.Array]:
     `addressable_data(i)` answers with shard 0 for every i when the array is
     replicated, and `addressable_shards` costs ten times as much.
     """
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
         data = shards(jax.random.key_data(array))
         return [jax.random.wrap_key_data(d, impl=jax.random.key_impl(array)) for d in data]
     return array._arrays  # pyright: ignore[reportAttributeAccessIssue]

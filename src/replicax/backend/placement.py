@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from replicax.backend import compat
 from replicax.backend.mesh import ReplicaMesh
@@ -125,6 +126,8 @@ def one_device(array: jax.Array) -> jax.Array:
 
 def uncommitted_argument(value: Any) -> Any:
     """`value`, freed from the device it is committed to, so that any mesh may take it."""
-    if isinstance(value, jax.Array) and value.committed and len(value.devices()) == 1:
+    if isinstance(value, Tracer) or not isinstance(value, jax.Array) or not value.committed:
+        return value
+    if len(value.devices()) == 1:
         return compat.uncommitted(compat.shards(value)[0])
     return value

@@ -25,6 +25,8 @@ class Mode(enum.Enum):
     MERGE = "the merge_fn of merge_call"
     UPDATE = "the function passed to extended.update()"
 
+    __hash__ = object.__hash__  # the one of Enum is Python code, and this is part of every call
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
@@ -45,7 +47,7 @@ class _Stack(threading.local):
 class _Process:
     """What is global: the default strategy, and the one set with experimental_set_strategy."""
 
-    make_default: Callable[[], Any] | None = None
+    make_default: list[Callable[[], Any]] = []  # noqa: RUF012
     default: Any = None
     chosen: Any = None
 
@@ -56,7 +58,7 @@ _lock = threading.Lock()
 
 def provide_default_strategy(factory: Callable[[], Any]) -> None:
     """Tells how to make the default strategy, which happens when it is first asked for."""
-    _Process.make_default = factory
+    _Process.make_default[:] = [factory]
 
 
 def default_strategy() -> Any:
@@ -64,8 +66,7 @@ def default_strategy() -> Any:
     if _Process.default is None:
         with _lock:
             if _Process.default is None:
-                assert _Process.make_default is not None
-                _Process.default = _Process.make_default()
+                _Process.default = _Process.make_default[0]()
     return _Process.default
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from replicax.backend import collectives
 from replicax.backend.collectives import Reduction
@@ -81,7 +82,7 @@ class TracedPeers:
             return leaf
         if self.is_mirrored(leaf):
             return TracedMirrored(self._mesh, leaf)
-        if isinstance(leaf, (jax.core.Tracer, np.ndarray, np.generic)):
+        if isinstance(leaf, (Tracer, np.ndarray, np.generic)):
             return TracedPerReplica(self._mesh, leaf, self._gather)
         if isinstance(leaf, jax.Array):
             return leaf
@@ -94,7 +95,7 @@ class TracedPeers:
             return leaf.local
         if isinstance(leaf, TracedMirrored):
             return self._remember(leaf.array(), self._mirrored)
-        if isinstance(leaf, jax.core.Tracer):
+        if isinstance(leaf, Tracer):
             return self._remember(leaf, self._shared)
         return leaf
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 Nest = Any
+Structure = Any  # a jax.tree_util.PyTreeDef, which type checkers see as a variable
 
 
 class NestLeaf:
@@ -26,7 +27,7 @@ def is_leaf(node: object) -> bool:
     return isinstance(node, NestLeaf)
 
 
-def flatten(tree: Nest) -> tuple[list[Any], jax.tree_util.PyTreeDef]:
+def flatten(tree: Nest) -> tuple[list[Any], Structure]:
     """Leaves and structure of `tree`.
 
     Example:
@@ -36,7 +37,7 @@ def flatten(tree: Nest) -> tuple[list[Any], jax.tree_util.PyTreeDef]:
     return jax.tree_util.tree_flatten(tree, is_leaf=is_leaf)
 
 
-def unflatten(structure: jax.tree_util.PyTreeDef, leaves: Iterable[Any]) -> Nest:
+def unflatten(structure: Structure, leaves: Iterable[Any]) -> Nest:
     """The tree of `structure` with these leaves."""
     return jax.tree_util.tree_unflatten(structure, leaves)
 
@@ -65,8 +66,8 @@ def transpose(trees: Sequence[Nest], merge: Callable[[tuple[Any, ...]], Any]) ->
 
 
 def require_same_structure(
-    structures: Sequence[jax.tree_util.PyTreeDef],
-) -> jax.tree_util.PyTreeDef:
+    structures: Sequence[Structure],
+) -> Structure:
     """The one structure that all replicas returned.
 
     Raises:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+import abc
+from typing import Any, Protocol
 
 
 class StrategyLike(Protocol):
@@ -19,15 +20,14 @@ class StrategyLike(Protocol):
         ...
 
 
-@runtime_checkable
-class CompiledCallable(Protocol):
+class CompiledCallable(abc.ABC):
     """A function that compiles itself and can do so for all replicas at once."""
 
+    @abc.abstractmethod
     def run_replicated(
         self, strategy: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any
     ) -> Any:
         """Runs the function on every replica of `strategy`, as one program."""
-        ...
 
 
 class HostIterable:

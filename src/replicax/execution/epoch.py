@@ -1,8 +1,10 @@
 """Keeps JAX from reusing, in an eager run, what it traced before a variable changed.
 
 JAX caches traced functions; one that reads a variable holds the value it saw. In
-an eager run each replica therefore traces under a token made of its id and of
-the number of writes so far, renewed after every write and every meeting.
+an eager run each replica therefore traces under a token made of its id and of a
+number that changes with the first write after such a read, and is brought up to
+date after every write and every meeting. Programs without variables inside are
+traced once, however many writes there are.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ _writes = itertools.count(1)
 
 class _Epoch:
     number = 0
+    was_read_in_trace = False
 
 
 class _Token(threading.local):
@@ -30,9 +33,16 @@ class _Token(threading.local):
 _token = _Token()
 
 
+def note_traced_read() -> None:
+    """Says that JAX is about to remember the value of some variable, under the current token."""
+    _Epoch.was_read_in_trace = True
+
+
 def advance() -> None:
     """Says that some variable has changed."""
-    _Epoch.number = next(_writes)
+    if _Epoch.was_read_in_trace:
+        _Epoch.was_read_in_trace = False
+        _Epoch.number = next(_writes)
     renew()
 
 

@@ -420,9 +420,10 @@ def _padded(values: Sequence[jax.Array]) -> list[jax.Array]:
     largest = tuple(map(max, zip(*(value.shape for value in values), strict=True)))
     dtype = jnp.result_type(*values)
     return [
-        jnp.pad(
+        lax.pad(
             value.astype(dtype),
-            [(0, most - size) for size, most in zip(value.shape, largest, strict=True)],
+            jnp.zeros((), dtype),
+            [(0, most - size, 0) for size, most in zip(value.shape, largest, strict=True)],
         )
         for value in values
     ]

@@ -7,13 +7,14 @@ they are and recognised by identity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from replicax.backend import placement
+from replicax.backend import compat, placement
+from replicax.core import nest
 from replicax.core.errors import BatchError
 from replicax.execution.cache import ById, value_key
 from replicax.values.distributed import Mirrored, PerReplica
@@ -23,13 +24,30 @@ Lift = Callable[[Any], Any]
 """Makes, from the traced array, what the function sees."""
 
 
+_PLAIN_LEAVES = (PerReplica, compat.ConcreteArray, np.ndarray, float, int, bool, str)
+
+
+def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Hashable]:
+    """The leaves of the arguments, and something that tells their structure.
+
+    Most calls pass a few leaves by position; those need no walk.
+    """
+    if not kwargs:
+        for arg in args:
+            if type(arg) not in _PLAIN_LEAVES:
+                break
+        else:
+            return args, len(args)
+    return nest.flatten((args, kwargs))
+
+
 def leaf_key(leaf: Any) -> Hashable:
     """What of `leaf` a compiled program depends on."""
-    if isinstance(leaf, jax.Array):
-        return leaf.shape, leaf.dtype, leaf.weak_type
     kind = type(leaf)
     if kind is PerReplica:
-        return "per replica", id(leaf.mesh), leaf.shapes, leaf.dtype
+        return leaf.type_key
+    if isinstance(leaf, jax.Array):
+        return leaf.shape, leaf.dtype, leaf.weak_type
     if kind is float or kind is complex:
         return kind
     if isinstance(leaf, (np.ndarray, np.generic)):
@@ -58,10 +76,10 @@ def _hashable(leaf: Any) -> Hashable:
 
 def lower(leaf: Any, path: Callable[[], str]) -> Any:
     """The array that `leaf` enters the program as; `leaf` itself if it is static."""
-    if isinstance(leaf, jax.Array):
-        return placement.uncommitted_argument(leaf)
     if type(leaf) is PerReplica:
         return leaf.packed("a per-replica argument")
+    if isinstance(leaf, jax.Array):
+        return placement.uncommitted_argument(leaf)
     if isinstance(leaf, (np.ndarray, np.generic)):
         if leaf.dtype.itemsize == 8:
             return placement.narrowed(leaf, f"the argument {path()}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import threading
 import types
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, overload
 
 from replicax.backend import compat
@@ -15,7 +16,7 @@ from replicax.context import stack
 from replicax.core import nest, notices
 from replicax.core.errors import ContextError, TraceError
 from replicax.core.options import RunOptions
-from replicax.core.protocols import HostIterable
+from replicax.core.protocols import CompiledCallable, HostIterable
 from replicax.execution.cache import ById, function_key
 from replicax.execution.frame import current_frame
 from replicax.execution.host_loop import HostLoopRequired, host_loop
@@ -55,52 +56,87 @@ def functions_run_eagerly() -> bool:
 
 
 class CallSite:
-    """The compiled programs of one Python function, by the types of its arguments."""
+    """The compiled programs of one Python function, by the types of its arguments.
 
-    def __init__(self, python_function: Callable[..., Any], *, donate: bool) -> None:
-        """Programs for `python_function`, compiled when they are first needed."""
-        self._function = python_function
+    The function comes with every call and is not kept: a host loop may define it
+    anew in each epoch.
+    """
+
+    def __init__(self, *, donate: bool) -> None:
+        """A site without programs; they are compiled when they are first needed."""
         self._donate = donate
         self._programs: dict[Hashable, Program] = {}
         self._last_key: Any = None
         self._lock = threading.RLock()
+        self._captured: list[Any] = []
+        self._versions: dict[Hashable, int] = {}
+        self._last_version = 0
         self.num_traces = 0
 
     def call(
         self,
+        fn: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
         strategy: Any = None,
         options: RunOptions | None = None,
     ) -> Any:
-        """Runs the function, as it is or (with `strategy`) on every replica.
+        """Runs `fn`, as it is or (with `strategy`) on every replica.
 
         Raises:
             TraceError: If the function creates variables on every call.
         """
-        leaves, structure = nest.flatten((args, kwargs))
+        leaves, structure = arguments.flatten(args, kwargs)
         entry = stack.top()
         key = (
             structure,
             tuple(map(arguments.leaf_key, leaves)),
-            None if entry is None else (id(entry.strategy), entry.mode),
-            id(strategy),
-            options if options is None else _options_key(options),
+            None if entry is None else (entry.strategy.extended.serial, entry.mode),
+            None if strategy is None else strategy.extended.serial,
+            None if options is None else _options_key(options),
             compat.trace_settings(),
-            function_key(self._function),
+            self._version(fn),
         )
         program = self._programs.get(key)
-        if program is None or not program.is_alive:
-            with self._lock:
-                program = self._programs.get(key)
-                if program is None or not program.is_alive:
-                    self._warn_of_retraces(key)
-                    program = self._compile(leaves, structure, strategy, options)
-                    self._programs[key] = program
+        if program is None or not program.is_alive():
+            program = self._find_or_compile(key, fn, args, kwargs, strategy, options)
         return program.launch(self._lowered(leaves))
 
-    def _lowered(self, leaves: list[Any]) -> list[Any]:
+    def _find_or_compile(
+        self,
+        key: Hashable,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        strategy: Any,
+        options: RunOptions | None,
+    ) -> Program:
+        with self._lock:
+            program = self._programs.get(key)
+            if program is None or not program.is_alive():
+                self._warn_of_retraces(key, fn)
+                program = self._compile(fn, *nest.flatten((args, kwargs)), strategy, options)
+                self._programs[key] = program
+            return program
+
+    def _version(self, fn: Callable[..., Any]) -> int:
+        """A number for what the function has captured; checked by identity, which is quick."""
+        closure = getattr(fn, "__closure__", None)
+        if closure:
+            try:
+                captured = [cell.cell_contents for cell in closure]
+            except ValueError:  # a cell that is still empty
+                captured = [None]
+            if len(captured) != len(self._captured) or any(
+                map(operator.is_not, captured, self._captured)
+            ):
+                key = function_key(fn)
+                self._last_version = self._versions.setdefault(key, len(self._versions))
+                self._captured = captured
+        return self._last_version
+
+    def _lowered(self, leaves: Sequence[Any]) -> list[Any]:
         return [
             arguments.lower(leaf, lambda i=i: f"number {i}")
             for i, leaf in enumerate(leaves)
@@ -108,19 +144,32 @@ class CallSite:
         ]
 
     def program_for(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], **how: Any
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        strategy: Any = None,
     ) -> tuple[Program, list[Any]]:
         """A program for these arguments and its array arguments, to be looked at."""
         leaves, structure = nest.flatten((args, kwargs))
-        program = self._compile(leaves, structure, how.get("strategy"), how.get("options"))
-        return program, self._lowered(leaves)
+        return self._compile(fn, leaves, structure, strategy, None), self._lowered(leaves)
 
     def _compile(
-        self, leaves: list[Any], structure: Any, strategy: Any, options: RunOptions | None
+        self,
+        fn: Callable[..., Any],
+        leaves: list[Any],
+        structure: Any,
+        strategy: Any,
+        options: RunOptions | None,
     ) -> Program:
         traced_at = [i for i, leaf in enumerate(leaves) if arguments.is_traced(leaf)]
         lifts = [arguments.lift(leaves[i]) for i in traced_at]
         arrays = self._lowered(leaves)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.num_traces += 1
+            return fn(*args, **kwargs)
 
         def call(traced: list[Any]) -> Any:
             mine = list(leaves)
@@ -128,8 +177,8 @@ class CallSite:
                 mine[index] = lift(array)
             args, kwargs = nest.unflatten(structure, mine)
             if strategy is None:
-                return self._counted(*args, **kwargs)
-            return strategy.extended.run_traced(self._counted, args, kwargs, options)
+                return counted(*args, **kwargs)
+            return strategy.extended.run_traced(counted, args, kwargs, options)
 
         traced = trace_function(call, arrays)
         if traced.frame.created:
@@ -138,21 +187,17 @@ class CallSite:
             if traced.frame.created:
                 names = sorted({variable.name for variable, _ in traced.frame.created})
                 raise TraceError(
-                    f"{_name(self._function)!r} creates variables {names} every time it is called. "
+                    f"{_name(fn)!r} creates variables {names} every time it is called. "
                     "Create them once: outside the function, or the first time only "
                     "(if self.v is None: self.v = Variable(...))."
                 )
         return Program(traced, donate=self._donate)
 
-    def _counted(self, *args: Any, **kwargs: Any) -> Any:
-        self.num_traces += 1
-        return self._function(*args, **kwargs)
-
-    def _warn_of_retraces(self, key: Any) -> None:
+    def _warn_of_retraces(self, key: Any, fn: Callable[..., Any]) -> None:
         if len(self._programs) >= RETRACES_BEFORE_WARNING and self._last_key is not None:
             notices.notify_once(
                 ("retraces", ById(self)),
-                f"{_name(self._function)!r} has been traced {len(self._programs)} times; last "
+                f"{_name(fn)!r} has been traced {len(self._programs)} times; last "
                 f"because {_what_changed(self._last_key, key)}. Pass values that change as arrays, "
                 "and keep their shapes.",
             )
@@ -182,7 +227,7 @@ def _name(fn: Any) -> str:
     return getattr(fn, "__qualname__", None) or repr(fn)
 
 
-class Function:
+class Function(CompiledCallable):
     """A compiled function; made by `function`."""
 
     def __init__(
@@ -196,7 +241,7 @@ class Function:
         self.input_signature = (
             None if input_signature is None else signature.parse_signature(input_signature, name)
         )
-        self._site = CallSite(python_function, donate=donate)
+        self._site = CallSite(donate=donate)
         self._run_sites: dict[Hashable, CallSite] = {}
         self._runs_as_loop = False
         self._methods: weakref.WeakKeyDictionary[Any, Function] = weakref.WeakKeyDictionary()
@@ -236,7 +281,7 @@ class Function:
         if self._runs_as_loop or _has_host_data(args, kwargs):
             return self._loop(args, kwargs)
         try:
-            return self._site.call(args, kwargs)
+            return self._site.call(self.python_function, args, kwargs)
         except HostLoopRequired:
             self._runs_as_loop = True
             return self._loop(args, kwargs)
@@ -253,16 +298,20 @@ class Function:
                 options,
             )
         args, kwargs = self._checked(args, kwargs)
-        return self._site.call(args, kwargs, strategy=strategy, options=options)
+        return self._site.call(
+            self.python_function, args, kwargs, strategy=strategy, options=options
+        )
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The program for these arguments, lowered by JAX: ``.as_text()``, ``.compile()``."""
-        program, arrays = self._site.program_for(args, kwargs)
+        program, arrays = self._site.program_for(self.python_function, args, kwargs)
         return program.lowered(arrays)
 
     def lower_run(self, strategy: Any, *args: Any, **kwargs: Any) -> Any:
         """The program that ``strategy.run(self, args, kwargs)`` would launch, lowered by JAX."""
-        program, arrays = self._site.program_for(args, kwargs, strategy=strategy)
+        program, arrays = self._site.program_for(
+            self.python_function, args, kwargs, strategy=strategy
+        )
         return program.lowered(arrays)
 
     def _checked(
@@ -278,7 +327,7 @@ class Function:
         strategy = entry.strategy
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return self._site.call(args, kwargs, strategy=strategy)
+            return self._site.call(self.python_function, args, kwargs, strategy=strategy)
 
         label = f"the function {_name(self.python_function)!r}"
         return entry.replica_context.together(label, call, (args, kwargs))
@@ -301,8 +350,8 @@ class Function:
         if site is None:
             if len(self._run_sites) >= _MAX_SITES:
                 self._run_sites.pop(next(iter(self._run_sites)))
-            site = self._run_sites[key] = CallSite(fn, donate=self._donate)
-        return site.call(args, kwargs, strategy=strategy, options=options)
+            site = self._run_sites[key] = CallSite(donate=self._donate)
+        return site.call(fn, args, kwargs, strategy=strategy, options=options)
 
 
 class _WeakMethod:

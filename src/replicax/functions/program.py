@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from replicax.backend import compat, placement
 from replicax.backend.mesh import ReplicaMesh
@@ -24,8 +25,9 @@ from replicax.core.errors import TraceError
 from replicax.execution import epoch
 from replicax.execution.frame import Frame, StateKey, fill_holes
 from replicax.values.distributed import Mirrored, PerReplica
-from replicax.variables.storage import Storage, store_all
+from replicax.variables.storage import Storage, num_freed, store_all
 
+_ONE_LEAF = nest.flatten(0)[1]
 _array = operator.attrgetter("array")
 _handed_out = operator.attrgetter("handed_out")
 
@@ -115,16 +117,16 @@ def trace_function(call: Callable[[list[Any]], Any], arrays: Sequence[Any]) -> T
 
 def _classify(leaf: Any, outputs: list[Any]) -> _Output | _Object:
     if isinstance(leaf, PerReplica):
-        if not any(isinstance(value, jax.core.Tracer) for value in leaf.parts()):
+        if not any(isinstance(value, Tracer) for value in leaf.parts()):
             return _Object(leaf)
         outputs.append(leaf.packed())
         return _Output(len(outputs) - 1, leaf.mesh, leaf.shapes, False)
     if isinstance(leaf, Mirrored):
-        if not isinstance(leaf.array(), jax.core.Tracer):
+        if not isinstance(leaf.array(), Tracer):
             return _Object(leaf)
         outputs.append(leaf.array())
         return _Output(len(outputs) - 1, leaf.mesh, None, True)
-    if isinstance(leaf, (jax.core.Tracer, np.ndarray, np.generic)):
+    if isinstance(leaf, (Tracer, np.ndarray, np.generic)):
         outputs.append(jnp.asarray(leaf))
         return _Output(len(outputs) - 1, None, None, False)
     return _Object(leaf)
@@ -177,6 +179,7 @@ class Program:
         self._replay, self._out_shardings = self._prepare(traced)
         self._jitted: dict[bool, Any] = {}
         self._uncommitted: dict[int, compat.Uncommitted] = {}
+        self._freed_seen = -1
         self._plain = [key for key in self._written if key.mesh is None and self.mesh is not None]
 
     def _prepare(self, traced: TracedFunction) -> tuple[Callable[..., Any], Any]:
@@ -204,12 +207,14 @@ class Program:
                 outputs[result.index] = mesh.per_replica
         return replay, (mesh.replicated, new, outputs)
 
-    @property
     def is_alive(self) -> bool:
-        """Whether all variables of the program still exist."""
-        return all(key.array is not None for key in self._written) and all(
-            key.array is not None for key in self._read
-        )
+        """Whether all variables of the program still exist; looks only after one has gone."""
+        freed = num_freed()
+        if freed != self._freed_seen:
+            if any(key.array is None for key in (*self._written, *self._read)):
+                return False
+            self._freed_seen = freed
+        return True
 
     def lowered(self, arrays: list[Any]) -> Any:
         """The lowered program, to be looked at."""
@@ -273,6 +278,8 @@ class Program:
             else self._outside(outputs[result.index], result)  # pyright: ignore
             for result in self._results
         ]
+        if len(leaves) == 1 and self._structure == _ONE_LEAF:
+            return leaves[0]
         return nest.unflatten(self._structure, leaves)
 
     def _outside(self, array: jax.Array, result: _Output) -> Any:
@@ -280,10 +287,9 @@ class Program:
             return result.wrap(array)
         if self.mesh is None:
             return array
-        first = compat.shards(array)[0]
         convert = self._uncommitted.get(result.index)
         if convert is None:
             if jnp.issubdtype(array.dtype, jax.dtypes.extended):
                 return placement.one_device(array)
-            convert = self._uncommitted[result.index] = compat.Uncommitted(first)
-        return convert(first)
+            convert = self._uncommitted[result.index] = compat.Uncommitted(compat.shards(array)[0])
+        return convert.first_of(array)

@@ -95,8 +95,9 @@ def _check_sizes(paths: list[str], leaves: list[Any]) -> None:
 
 def _divide(leaf: Any, mesh: ReplicaMesh) -> Any:
     if mesh.num_replicas == 1:
-        copied = jax.device_put(np.array(leaf, copy=True), mesh.devices[0])
-        return placement.one_device(copied) if leaf.dtype.kind not in "USO" else leaf
+        if leaf.dtype.kind in "USO":
+            return leaf
+        return placement.one_device(jax.device_put(np.array(leaf, copy=True), mesh.devices[0]))
     split = BatchSplit.of(leaf.shape[0], num_replicas=mesh.num_replicas)
     host = np.asarray(leaf)
     parts = [

@@ -6,10 +6,13 @@ are reduced; a subclass overrides those. The rest is the same for all.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.core import Tracer
 
 from replicax.backend import compat, devices, placement
 from replicax.backend.collectives import Reduction
@@ -40,6 +43,7 @@ from replicax.variables.update import UpdateSession
 from replicax.variables.variable import Variable
 
 _DEFAULT_OPTIONS = RunOptions()
+_serials = itertools.count(1)
 
 
 class StrategyExtended:
@@ -47,11 +51,15 @@ class StrategyExtended:
 
     Args:
         container_strategy: The strategy this belongs to.
+
+    Attributes:
+        serial: A number that no other strategy of this process has or will have.
     """
 
     def __init__(self, container_strategy: Any) -> None:
         """Prepares for `container_strategy`; subclasses then set `_mesh`."""
         self._container_strategy = container_strategy
+        self.serial = next(_serials)
         self._threads: ReplicaThreads | None = None
         self._mesh: ReplicaMesh | None = None
         self._reduction = Reduction()
@@ -148,6 +156,7 @@ class StrategyExtended:
                 "gradients inside the replica function."
             )
         check_run_options(options or _DEFAULT_OPTIONS, nest.flatten((args, kwargs))[0])
+        _check_fit((args, kwargs))
         if options is not None and options.experimental_xla_options:
             notices.notify_once(
                 "eager xla options",
@@ -300,7 +309,7 @@ class StrategyExtended:
     def _placed(self, value: Any, destinations: Any) -> Any:
         if isinstance(destinations, (str, jax.Device)):
             device = devices.resolve_device(destinations)
-            if isinstance(value, jax.core.Tracer):
+            if isinstance(value, Tracer):
                 return value
             return compat.uncommitted(jax.device_put(value, device))
         if self.num_replicas_in_sync == 1 or not isinstance(destinations, DistributedValues):
@@ -376,6 +385,14 @@ class StrategyExtended:
 
 def _component(leaf: Any, index: int) -> Any:
     return leaf.values[index] if isinstance(leaf, DistributedValues) else leaf  # pyright: ignore
+
+
+def _check_fit(arguments: Any) -> None:
+    """Refuses 64-bit host arrays that JAX would truncate as soon as they are used."""
+    for path, leaf in nest.leaves_with_path(arguments):
+        for value in leaf.parts() if isinstance(leaf, PerReplica) else (leaf,):
+            if isinstance(value, (np.ndarray, np.generic)):
+                placement.narrowed(value, f"the argument of run at {path}")
 
 
 def _without_views(result: Any) -> Any:

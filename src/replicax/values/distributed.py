@@ -8,12 +8,13 @@ Nothing here knows of variables, contexts or strategies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from replicax.backend import compat, placement
 from replicax.backend.mesh import ReplicaMesh
@@ -57,6 +58,10 @@ class DistributedValues(NestLeaf):
         """The value of one replica."""
         raise NotImplementedError
 
+    def as_components(self) -> DistributedValues:
+        """What to reduce or gather across replicas: itself, unless it stands for its aggregate."""
+        return self
+
 
 class ComponentView(NestLeaf):
     """One replica's part of a container, which it remembers without keeping it alive."""
@@ -79,7 +84,7 @@ class PerReplica(RefusedOperators, DistributedValues):
         mesh: The devices of the replicas.
     """
 
-    __slots__ = ("__weakref__", "_components", "_packed", "_shapes", "mesh")
+    __slots__ = ("__weakref__", "_components", "_packed", "_shapes", "_type_key", "mesh")
 
     mesh: ReplicaMesh
 
@@ -103,7 +108,8 @@ class PerReplica(RefusedOperators, DistributedValues):
         self.mesh = mesh
         self._components = None if components is None else tuple(components)
         self._packed = packed
-        self._shapes = None if shapes is None else tuple(tuple(shape) for shape in shapes)
+        self._shapes = None if shapes is None else tuple(map(tuple, shapes))
+        self._type_key: Any = None
 
     def __repr__(self) -> str:
         rows = ",\n".join(f"  {i}: {value!r}" for i, value in enumerate(self.values))
@@ -148,7 +154,15 @@ class PerReplica(RefusedOperators, DistributedValues):
         """The dtype that the components have in a compiled program."""
         if self._packed is not None:
             return self._packed.dtype
+        self._require_arrays("a per-replica value")
         return np.dtype(jnp.result_type(*self.values))
+
+    @property
+    def type_key(self) -> Hashable:
+        """Equal for values that the same compiled program can take."""
+        if self._type_key is None:
+            self._type_key = (id(self.mesh), self.shapes, self.dtype)
+        return self._type_key
 
     def packed(self, leaf: str = "a per-replica value") -> jax.Array:
         """All components as one array over the replicas' devices, padded if they are uneven.
@@ -160,20 +174,23 @@ class PerReplica(RefusedOperators, DistributedValues):
             self._packed = self._pack(leaf)
         return self._packed
 
-    def _pack(self, leaf: str) -> jax.Array:
+    def _require_arrays(self, leaf: str) -> None:
         for replica_id, value in enumerate(self.values):
             if not placement.is_array_like(value):
                 raise DistributedValueError(
                     f"{leaf}: replica {replica_id} holds {value!r}, which is no array or number "
                     "and cannot enter a compiled run. Call run outside function, or convert it."
                 )
+
+    def _pack(self, leaf: str) -> jax.Array:
+        self._require_arrays(leaf)
         arrays = [placement.narrowed(value, leaf) for value in self.values]
         dtype = jnp.result_type(*arrays)
         arrays = [a if a.dtype == dtype else a.astype(dtype) for a in arrays]
         if self.is_uneven:
             largest = self._largest_shape()
             arrays = [_pad(array, largest) for array in arrays]
-        if any(isinstance(array, jax.core.Tracer) for array in arrays):
+        if any(isinstance(array, Tracer) for array in arrays):
             return jnp.concatenate([jnp.atleast_1d(array) for array in arrays])
         with compat.concretely():
             return placement.assemble(arrays, self.mesh)
@@ -188,12 +205,13 @@ class PerReplica(RefusedOperators, DistributedValues):
 
     def _unpack(self) -> tuple[jax.Array, ...]:
         assert self._packed is not None and self._shapes is not None
-        if isinstance(self._packed, jax.core.Tracer):
-            parts = _traced_parts(self._packed, self.mesh.num_replicas)
+        if isinstance(self._packed, Tracer):
+            parts, freed = _traced_parts(self._packed, self.mesh.num_replicas), _itself
         else:
-            parts = [compat.uncommitted(shard) for shard in compat.shards(self._packed)]
+            parts, freed = compat.shards(self._packed), compat.uncommitted
+        # Trimmed while it is committed, or the component would move to the default device.
         return tuple(
-            part if part.shape == shape else _trim(part, shape)
+            freed(part if part.shape == shape else _trim(part, shape))
             for part, shape in zip(parts, self._shapes, strict=True)
         )
 
@@ -237,7 +255,7 @@ class Mirrored(ArrayOperators, DistributedValues):
         """The copies, in replica order."""
         if self._components is None:
             assert self._array is not None
-            if isinstance(self._array, jax.core.Tracer):
+            if isinstance(self._array, Tracer):
                 self._components = (self._array,) * self.mesh.num_replicas
             else:
                 self._components = tuple(
@@ -271,9 +289,17 @@ class Mirrored(ArrayOperators, DistributedValues):
         return self._array
 
 
-jax.tree_util.register_pytree_node(
-    Mirrored, lambda value: ((value.read_value(),), None), lambda _, children: children[0]
-)
+def register_as_array(cls: type) -> type:
+    """Makes JAX functions see the current value when they get an instance of `cls`."""
+
+    def value_of(_: None, children: Any) -> Any:
+        return children[0]
+
+    jax.tree_util.register_pytree_node(cls, lambda item: ((item.read_value(),), None), value_of)
+    return cls
+
+
+register_as_array(Mirrored)
 
 
 def _pad(array: Any, shape: Shape) -> Any:
@@ -281,6 +307,10 @@ def _pad(array: Any, shape: Shape) -> Any:
     if not any(after for _, after in widths):
         return array
     return (jnp if isinstance(array, jax.Array) else np).pad(array, widths)
+
+
+def _itself(array: jax.Array) -> jax.Array:
+    return array
 
 
 def _trim(array: jax.Array, shape: Shape) -> jax.Array:

@@ -38,7 +38,7 @@ _COMPARISON = {
     "ne": operator.ne,
 }
 _UNARY = {"neg": operator.neg, "pos": operator.pos, "abs": operator.abs, "invert": operator.invert}
-_CONVERSIONS = ("bool", "int", "float", "complex", "index", "len", "iter")
+_CONVERSIONS = ("bool", "int", "float", "complex", "index", "len", "iter", "round", "divmod")
 
 
 class ArrayOperators:
@@ -170,3 +170,4 @@ for _name in _CONVERSIONS:
     _use = {"bool": "'if' or bool()", "iter": "a for loop"}.get(_name, f"{_name}()")
     _install(RefusedOperators, _name, _refused(_use))
 _install(RefusedOperators, "getitem", _refused("indexing"))
+_install(RefusedOperators, "contains", _refused("the operator 'in'"))

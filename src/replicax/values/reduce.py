@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from replicax.backend import collectives, placement
 from replicax.backend.collectives import Reduction
@@ -21,7 +22,7 @@ from replicax.backend.mesh import ReplicaMesh
 from replicax.backend.runahead import launch
 from replicax.core.enums import ReduceOp
 from replicax.core.errors import ReductionError
-from replicax.values.distributed import Mirrored, PerReplica, Shape
+from replicax.values.distributed import DistributedValues, Mirrored, PerReplica, Shape
 from replicax.values.operators import plain
 from replicax.values.traced import TracedPerReplica
 
@@ -55,6 +56,8 @@ def reduce_leaf(
 
     A value that is the same on every replica counts once per replica.
     """
+    if isinstance(value, DistributedValues):
+        value = value.as_components()
     if isinstance(value, TracedPerReplica):
         return value.reduce(op, check_axis(axis, value.local.shape), reduction)
     if isinstance(value, PerReplica):
@@ -88,7 +91,7 @@ def _reduce_per_replica(
     packed = value.packed()
     scalar = not shapes[0]
     reducer = _reducer(op, axis, value.mesh, scalar, reduction)
-    if isinstance(packed, jax.core.Tracer):
+    if isinstance(packed, Tracer):
         return reducer(packed)[1]
     return placement.one_device(launch(reducer, packed))
 
@@ -139,6 +142,8 @@ def _divide(total: jax.Array, count: int) -> jax.Array:
 
 def gather_leaf(value: Any, axis: int, mesh: ReplicaMesh) -> jax.Array:
     """One array: the components of all replicas, concatenated along `axis`."""
+    if isinstance(value, DistributedValues):
+        value = value.as_components()
     if isinstance(value, PerReplica):
         parts = [jnp.asarray(part) for part in value.values]
     elif isinstance(value, Mirrored):

@@ -20,7 +20,7 @@ from replicax.backend.collectives import Reduction
 from replicax.backend.mesh import ReplicaMesh
 from replicax.core.enums import ReduceOp
 from replicax.core.names import REPLICA_AXIS
-from replicax.values.distributed import Mirrored, PerReplica
+from replicax.values.distributed import Mirrored, PerReplica, register_as_array
 
 GatherComponents = Callable[[jax.Array], tuple[jax.Array, ...]]
 
@@ -96,9 +96,7 @@ class TracedMirrored(Mirrored):
         return self.array()
 
 
-jax.tree_util.register_pytree_node(
-    TracedMirrored, lambda value: ((value.read_value(),), None), lambda _, children: children[0]
-)
+register_as_array(TracedMirrored)
 
 
 def gather_equal_components(local: jax.Array, num_replicas: int) -> tuple[jax.Array, ...]:

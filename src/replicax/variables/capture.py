@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from replicax.backend import compat, placement
 from replicax.backend.collectives import Reduction
@@ -81,7 +82,8 @@ def run_traced(
     plan: list[Any] = []
     frames: list[Frame] = []
 
-    def body(local: list[Any], variant: Variant) -> Outputs:
+    def body(args: list[Any], variant: Variant) -> Outputs:
+        local = args
         peers = TracedPeers(strategy, mesh, variant, reduction)
         context = ReplicaContext.of(strategy, peers)
         mine = list(leaves)
@@ -186,13 +188,13 @@ def _classify(
 def _classify_leaf(leaf: Any, arguments: dict[int, int], peers: TracedPeers) -> _Result:
     if isinstance(leaf, ComponentView):
         return _Result("object", leaf.container)
-    if id(leaf) in arguments and isinstance(leaf, jax.core.Tracer):
+    if id(leaf) in arguments and isinstance(leaf, Tracer):
         return _Result("argument", arguments[id(leaf)])
     if peers.is_mirrored(leaf):
         return _Result("mirrored")
     if peers.is_shared(leaf):
         return _Result("bare")
-    if isinstance(leaf, jax.core.Tracer):
+    if isinstance(leaf, Tracer):
         # A tracer of an outer trace was captured: one object for all replicas.
         local = compat.is_traced_inside(leaf)
         return _Result("varying") if local else _Result("object", leaf)

@@ -34,6 +34,10 @@ def converted(value: Any, storage: Any, what: str) -> Any:
             f"{what} of variable {name!r} got a PerReplica value in cross-replica context. Combine "
             "the replicas first with strategy.reduce or extended.reduce_to."
         )
+    if isinstance(value, (list, tuple)) and any(
+        isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)
+    ):
+        value = jnp.asarray(value)
     if not isinstance(value, jax.Array):
         value = _host_array(value, storage, what)
     if tuple(value.shape) != storage.shape:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from replicax.backend import collectives, placement
 from replicax.backend.mesh import ReplicaMesh
@@ -217,7 +218,7 @@ def _check_properties(
 def _initialise(variable: Variable, value: Any) -> None:
     storage = variable._storage
     frame = current_frame()
-    if not isinstance(value, jax.core.Tracer):
+    if not isinstance(value, Tracer):
         with jax.ensure_compile_time_eval():
             if storage.array is None:
                 storage.set_value(value)

@@ -10,12 +10,12 @@ import jax
 from replicax.context import stack
 from replicax.core.errors import ContextError, VariableError
 from replicax.execution.frame import current_frame
-from replicax.values.distributed import ComponentView, DistributedValues
+from replicax.values.distributed import ComponentView, DistributedValues, register_as_array
 from replicax.values.operators import ArrayOperators
 from replicax.variables.conversion import converted
 from replicax.variables.storage import Storage
 from replicax.variables.update import UpdateSession
-from replicax.variables.variable import COMBINES, Variable, describe_component, register_as_array
+from replicax.variables.variable import COMBINES, Variable, describe_component
 
 
 class DistributedVariable(Variable, DistributedValues):

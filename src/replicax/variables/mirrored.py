@@ -11,12 +11,12 @@ from replicax.backend import collectives
 from replicax.context import stack
 from replicax.core.enums import ReduceOp, VariableAggregation
 from replicax.execution.frame import Frame, current_frame
-from replicax.values.distributed import PerReplica
+from replicax.values.distributed import PerReplica, register_as_array
 from replicax.values.reduce import reduce_leaf
 from replicax.values.traced import TracedPerReplica
 from replicax.variables.conversion import check_dtype, converted
 from replicax.variables.distributed import DistributedVariable, require_no_copy_drift
-from replicax.variables.variable import COMBINES, register_as_array
+from replicax.variables.variable import COMBINES
 
 
 @register_as_array

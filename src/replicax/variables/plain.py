@@ -9,8 +9,9 @@ import jax
 from replicax.context import stack
 from replicax.core.errors import VariableError
 from replicax.execution.frame import Frame, current_frame
+from replicax.values.distributed import register_as_array
 from replicax.variables.conversion import converted
-from replicax.variables.variable import COMBINES, Variable, register_as_array
+from replicax.variables.variable import COMBINES, Variable
 
 
 @register_as_array

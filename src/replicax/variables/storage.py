@@ -116,6 +116,11 @@ class Storage:
         self.handed_out = False
         epoch.advance()
 
+    def free(self) -> None:
+        """Lets the buffers go: the variable is gone."""
+        self.array = None
+        _Freed.count += 1
+
     def set_value(self, value: Any) -> None:
         """Gives every copy this value; the value is copied."""
         if self.mesh is None:
@@ -139,13 +144,22 @@ class Storage:
         self.set(jax.make_array_from_single_device_arrays(self.global_shape, sharding, copies))
 
 
+class _Freed:
+    count = 0
+
+
+def num_freed() -> int:
+    """How many variables have gone so far, so that programs notice when one has."""
+    return _Freed.count
+
+
 def _own_undistributed(value: Any) -> jax.Array:
     if isinstance(value, jax.Array):
         return jax.numpy.array(value, dtype=value.dtype, copy=True)
     return jax.numpy.asarray(np.array(value, copy=True))
 
 
-_set_array = Storage.array.__set__  # pyright: ignore[reportAttributeAccessIssue]
+_set_array = Storage.array.__set__  # pyright: ignore
 _set_handed_out = Storage.handed_out.__set__  # pyright: ignore[reportAttributeAccessIssue]
 
 

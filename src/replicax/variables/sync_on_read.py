@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from replicax.backend import collectives
 from replicax.backend.mesh import ReplicaMesh
@@ -17,12 +18,12 @@ from replicax.core.enums import ReduceOp, VariableAggregation
 from replicax.core.errors import VariableError
 from replicax.core.names import REPLICA_AXIS
 from replicax.execution.frame import Frame, current_frame
-from replicax.values.distributed import PerReplica
+from replicax.values.distributed import PerReplica, register_as_array
 from replicax.values.reduce import reduce_leaf
 from replicax.values.traced import TracedPerReplica, gather_equal_components
 from replicax.variables.conversion import converted
 from replicax.variables.distributed import DistributedVariable
-from replicax.variables.variable import COMBINES, register_as_array
+from replicax.variables.variable import COMBINES
 
 
 @register_as_array
@@ -65,6 +66,17 @@ class SyncOnReadVariable(DistributedVariable):
                 return pending
         return self._storage.component(copy_id)
 
+    def as_components(self) -> PerReplica:
+        """The copies, in cross-replica context."""
+        frame = current_frame()
+        if frame is None:
+            return PerReplica(self._mesh, components=self._storage.components())
+        array = frame.read(self._storage)
+        if frame.in_replica:
+            return self._traced_copies(array)
+        copies = [array[index] for index in range(self._mesh.num_replicas)]
+        return PerReplica(self._mesh, components=copies)
+
     def _traced_copies(self, local: Any) -> TracedPerReplica:
         mesh = self._mesh
         return TracedPerReplica(
@@ -80,7 +92,7 @@ class SyncOnReadVariable(DistributedVariable):
     def _aggregated_storage(self, array: Any) -> Any:
         """The aggregate of all copies, given the array with the replica dim in front."""
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            if isinstance(array, jax.core.Tracer):
+            if isinstance(array, Tracer):
                 return array[0]
             return self._storage.component(0)
         shapes = [(1, *self.shape)] * self._mesh.num_replicas

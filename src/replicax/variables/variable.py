@@ -234,6 +234,7 @@ class Variable(ArrayOperators, NestLeaf, metaclass=_CreateByContext):
         if not compat.is_staging():
             return
         if use == "read" and epoch.has_token():
+            epoch.note_traced_read()
             notices.notify_once(
                 ("traced read", self.name),
                 f"variable {self.name!r} is read inside jax.jit, lax.scan, lax.cond or "
@@ -288,12 +289,4 @@ def describe_component(variable: Any, read: Callable[[], Any]) -> str:
 
 def _free(storage: Storage) -> None:
     """Lets the buffers of a variable go with it, although programs still know its storage."""
-    storage.array = None
-
-
-def register_as_array(cls: type) -> type:
-    """Makes JAX functions see the current value when they get an instance of `cls`."""
-    jax.tree_util.register_pytree_node(
-        cls, lambda variable: ((variable.read_value(),), None), lambda _, children: children[0]
-    )
-    return cls
+    storage.free()

@@ -1,0 +1,137 @@
+"""The documented spelling: ``import replicax.tf as tf`` runs the documents' examples.
+
+Names only. What a name means is in the rest of Replicax; where TensorFlow's
+signature differs from JAX's there is a thin function in `tf.ops`. Model code
+itself is ordinary JAX: a name that is not here raises AttributeError that says
+which JAX function to write.
+
+>>> import replicax.tf as tf
+>>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+>>> with strategy.scope():
+...     total = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+>>> @tf.function
+... def replica_fn(x):
+...     total.assign_add(tf.reduce_sum(x))
+>>> strategy.run(replica_fn, args=(tf.constant([1.0, 2.0]),))
+>>> total.numpy()
+array(6., dtype=float32)
+"""
+
+import typing
+
+from jax import Array as Tensor
+
+from replicax.context.stack import get_replica_context
+from replicax.core.enums import VariableAggregation, VariableSynchronization
+from replicax.core.spec import TensorSpec, TypeSpec
+from replicax.functions.function import function
+from replicax.tf import config, distribute, dtypes, math, nest, nn
+from replicax.tf.dtypes import (
+    bfloat16,
+    bool,
+    complex64,
+    complex128,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+from replicax.tf.equivalents import missing as _missing
+from replicax.tf.gradient_tape import GradientTape
+from replicax.tf.ops import (
+    add,
+    cast,
+    concat,
+    constant,
+    convert_to_tensor,
+    device,
+    divide,
+    identity,
+    matmul,
+    multiply,
+    ones,
+    ones_like,
+    range,
+    reduce_max,
+    reduce_mean,
+    reduce_min,
+    reduce_sum,
+    reshape,
+    shape,
+    square,
+    stack,
+    subtract,
+    zeros,
+    zeros_like,
+)
+from replicax.variables.creation import variable_creator_scope
+from replicax.variables.variable import Variable
+
+__all__ = [
+    "GradientTape",
+    "Tensor",
+    "TensorSpec",
+    "TypeSpec",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "add",
+    "bfloat16",
+    "bool",
+    "cast",
+    "complex128",
+    "complex64",
+    "concat",
+    "config",
+    "constant",
+    "convert_to_tensor",
+    "device",
+    "distribute",
+    "divide",
+    "dtypes",
+    "float16",
+    "float32",
+    "float64",
+    "function",
+    "get_replica_context",
+    "identity",
+    "int16",
+    "int32",
+    "int64",
+    "int8",
+    "math",
+    "matmul",
+    "multiply",
+    "nest",
+    "nn",
+    "ones",
+    "ones_like",
+    "range",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_sum",
+    "reshape",
+    "shape",
+    "square",
+    "stack",
+    "subtract",
+    "uint16",
+    "uint32",
+    "uint64",
+    "uint8",
+    "variable_creator_scope",
+    "zeros",
+    "zeros_like",
+]
+
+
+def __getattr__(name: str) -> typing.Any:
+    raise _missing("tf", name)

@@ -1,0 +1,23 @@
+"""Names that the documents place under ``tf.config``."""
+
+from replicax.backend.devices import (
+    LogicalDevice,
+    LogicalDeviceConfiguration,
+    PhysicalDevice,
+    set_logical_device_configuration,
+)
+from replicax.functions.function import functions_run_eagerly, run_functions_eagerly
+from replicax.tf.config import experimental
+from replicax.tf.config.listing import list_logical_devices, list_physical_devices
+
+__all__ = [
+    "LogicalDevice",
+    "LogicalDeviceConfiguration",
+    "PhysicalDevice",
+    "experimental",
+    "functions_run_eagerly",
+    "list_logical_devices",
+    "list_physical_devices",
+    "run_functions_eagerly",
+    "set_logical_device_configuration",
+]

@@ -1,0 +1,393 @@
+"""Operations whose documented signature differs from that of ``jax.numpy``.
+
+Thin: each converts its arguments to arrays, calls one JAX function and returns a
+strongly typed array. `name` is accepted and has no effect. Python floats and
+ints become float32 and int32, as documented; what does not fit raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import typing
+from collections import abc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from replicax.backend import devices as _devices
+from replicax.backend import placement as _placement
+from replicax.core import nest as _nest
+from replicax.tf import dtypes
+from replicax.values.operators import plain as _plain
+
+__all__ = [
+    "add",
+    "cast",
+    "concat",
+    "constant",
+    "convert_to_tensor",
+    "device",
+    "divide",
+    "identity",
+    "matmul",
+    "multiply",
+    "ones",
+    "ones_like",
+    "range",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_sum",
+    "reshape",
+    "shape",
+    "square",
+    "stack",
+    "subtract",
+    "zeros",
+    "zeros_like",
+]
+
+# -- making tensors ----------------------------------------------------------------------------
+
+
+def constant(
+    value: typing.Any, dtype: typing.Any = None, shape: typing.Any = None, name: str = "Const"
+) -> jax.Array:
+    """An array of `value`: a number, an array, or a nested list of them; always a copy.
+
+    Args:
+        value: What the array holds.
+        dtype: Its dtype; float32 for Python floats and int32 for Python ints if None.
+        shape: Its shape; a single element is repeated to fill it.
+        name: Ignored.
+
+    Raises:
+        TypeError: If `value` is of a kind that `dtype` cannot hold.
+        ValueError: If `value` is too large for `dtype`, or for JAX without 64-bit types.
+
+    Example:
+        >>> constant(0, shape=(2, 2))
+        Array([[0, 0],
+               [0, 0]], dtype=int32)
+    """
+    array = jnp.copy(convert_to_tensor(value, dtype))
+    if shape is None:
+        return array
+    sizes = _sizes(shape)
+    return jnp.full(sizes, array.reshape(())) if array.size == 1 else array.reshape(sizes)
+
+
+def convert_to_tensor(
+    value: typing.Any, dtype: typing.Any = None, name: str | None = None
+) -> jax.Array:
+    """`value` as an array; an array or the value of a variable comes back as it is.
+
+    Raises:
+        TypeError: If `value` is of a kind that `dtype` cannot hold, or no number.
+        ValueError: If `value` is too large for `dtype`, or for JAX without 64-bit types.
+
+    Example:
+        >>> convert_to_tensor([1, 2.5])
+        Array([1. , 2.5], dtype=float32)
+    """
+    value = _nest.map_leaves(_plain, value)
+    leaves = _nest.flatten(value)[0]
+    if any(isinstance(leaf, jax.Array) for leaf in leaves):
+        return _converted(jnp.asarray(value), dtype)
+    array = np.asarray(value)
+    if not _placement.is_array_like(array):
+        raise TypeError(f"expected numbers, an array or nested lists of them; got {value!r}.")
+    if dtype is None and _is_python(value):
+        dtype = _documented_dtype(array)
+    return jnp.array(_placement.narrowed(_fitted(array, dtype), "the value"))
+
+
+def ones(
+    shape: typing.Any, dtype: typing.Any = dtypes.float32, name: str | None = None
+) -> jax.Array:
+    """An array of ones."""
+    return jnp.ones(_sizes(shape), _canonical(dtype))
+
+
+def zeros(
+    shape: typing.Any, dtype: typing.Any = dtypes.float32, name: str | None = None
+) -> jax.Array:
+    """An array of zeros."""
+    return jnp.zeros(_sizes(shape), _canonical(dtype))
+
+
+def ones_like(input: typing.Any, dtype: typing.Any = None, name: str | None = None) -> jax.Array:
+    """Ones, with the shape and (unless given) the dtype of `input`."""
+    tensor = convert_to_tensor(input)
+    return ones(tensor.shape, tensor.dtype if dtype is None else dtype)
+
+
+def zeros_like(input: typing.Any, dtype: typing.Any = None, name: str | None = None) -> jax.Array:
+    """Zeros, with the shape and (unless given) the dtype of `input`."""
+    tensor = convert_to_tensor(input)
+    return zeros(tensor.shape, tensor.dtype if dtype is None else dtype)
+
+
+def range(
+    start: typing.Any,
+    limit: typing.Any = None,
+    delta: typing.Any = 1,
+    dtype: typing.Any = None,
+    name: str = "range",
+) -> jax.Array:
+    """The numbers from `start` (0 if it is the only argument) up to, not including, `limit`.
+
+    Example:
+        >>> range(1, 6, 2)
+        Array([1, 3, 5], dtype=int32)
+    """
+    start, limit = (0, start) if limit is None else (start, limit)
+    if dtype is None:
+        dtype = jnp.result_type(*map(convert_to_tensor, (start, limit, delta)))
+    return jnp.arange(_plain(start), _plain(limit), _plain(delta), _canonical(dtype))
+
+
+def device(device_name: typing.Any) -> contextlib.AbstractContextManager[typing.Any]:
+    """A context in which arrays and ordinary variables are created on one device.
+
+    It has no effect inside a compiled function, whose placement is the strategy's.
+
+    Args:
+        device_name: A name such as ``"CPU:0"``, one of ``extended.worker_devices``, a
+            logical device, a JAX device, or None for JAX's default.
+
+    Example:
+        >>> with device("CPU:1"):
+        ...     x = constant(1.0)
+        >>> x.devices()
+        {CpuDevice(id=1)}
+    """
+    if device_name is None:
+        return jax.default_device(None)
+    return jax.default_device(_devices.resolve_device(device_name))
+
+
+# -- changing tensors --------------------------------------------------------------------------
+
+
+def identity(input: typing.Any, name: str | None = None) -> jax.Array:
+    """A new array with the value of `input`."""
+    return jnp.copy(convert_to_tensor(input))
+
+
+def cast(x: typing.Any, dtype: typing.Any, name: str | None = None) -> jax.Array:
+    """`x` converted to `dtype`, rounded where it must be.
+
+    Example:
+        >>> cast([1.8, 2.2], dtypes.int32)
+        Array([1, 2], dtype=int32)
+    """
+    return lax.convert_element_type(convert_to_tensor(x), _canonical(dtype))
+
+
+def shape(
+    input: typing.Any, out_type: typing.Any = dtypes.int32, name: str | None = None
+) -> jax.Array:
+    """The shape of `input`, as an array."""
+    return constant(list(convert_to_tensor(input).shape), out_type)
+
+
+def reshape(tensor: typing.Any, shape: typing.Any, name: str | None = None) -> jax.Array:
+    """`tensor` with another shape; one size may be -1."""
+    return convert_to_tensor(tensor).reshape(_sizes(shape))
+
+
+def stack(values: typing.Any, axis: int = 0, name: str = "stack") -> jax.Array:
+    """Arrays of one shape, along a new `axis`.
+
+    Example:
+        >>> stack([[1, 2], [3, 4]], axis=1)
+        Array([[1, 3],
+               [2, 4]], dtype=int32)
+    """
+    return jnp.stack([convert_to_tensor(value) for value in values], axis)
+
+
+def concat(values: typing.Any, axis: int, name: str = "concat") -> jax.Array:
+    """Arrays, one after the other along `axis`."""
+    return jnp.concatenate([convert_to_tensor(value) for value in values], axis)
+
+
+# -- arithmetic --------------------------------------------------------------------------------
+
+
+def add(x: typing.Any, y: typing.Any, name: str | None = None) -> jax.Array:
+    """The sum of `x` and `y`."""
+    return jnp.add(*_operands(x, y))
+
+
+def subtract(x: typing.Any, y: typing.Any, name: str | None = None) -> jax.Array:
+    """`x` minus `y`."""
+    return jnp.subtract(*_operands(x, y))
+
+
+def multiply(x: typing.Any, y: typing.Any, name: str | None = None) -> jax.Array:
+    """The product of `x` and `y`, element by element."""
+    return jnp.multiply(*_operands(x, y))
+
+
+def divide(x: typing.Any, y: typing.Any, name: str | None = None) -> jax.Array:
+    """`x` divided by `y`; integers give a float."""
+    return jnp.divide(*_operands(x, y))
+
+
+def square(x: typing.Any, name: str | None = None) -> jax.Array:
+    """`x` times `x`."""
+    return jnp.square(convert_to_tensor(x))
+
+
+def matmul(
+    a: typing.Any,
+    b: typing.Any,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    name: str | None = None,
+) -> jax.Array:
+    """The matrix product, with either side transposed first if asked."""
+    a, b = _operands(a, b)
+    return jnp.matmul(
+        jnp.matrix_transpose(a) if transpose_a else a,
+        jnp.matrix_transpose(b) if transpose_b else b,
+    )
+
+
+# -- reductions --------------------------------------------------------------------------------
+
+
+def reduce_sum(
+    input_tensor: typing.Any,
+    axis: typing.Any = None,
+    keepdims: bool = False,
+    name: str | None = None,
+) -> jax.Array:
+    """The sum over `axis`, or of all elements, in the dtype of `input_tensor`.
+
+    Example:
+        >>> reduce_sum([[1.0, 2.0], [3.0, 4.0]], axis=0)
+        Array([4., 6.], dtype=float32)
+    """
+    tensor = convert_to_tensor(input_tensor)
+    is_bool = tensor.dtype == dtypes.bool
+    return jnp.sum(tensor, _dims(axis), keepdims=keepdims, promote_integers=is_bool)
+
+
+def reduce_mean(
+    input_tensor: typing.Any,
+    axis: typing.Any = None,
+    keepdims: bool = False,
+    name: str | None = None,
+) -> jax.Array:
+    """The mean over `axis`, or of all elements; integers give a float."""
+    return jnp.mean(convert_to_tensor(input_tensor), _dims(axis), keepdims=keepdims)
+
+
+def reduce_max(
+    input_tensor: typing.Any,
+    axis: typing.Any = None,
+    keepdims: bool = False,
+    name: str | None = None,
+) -> jax.Array:
+    """The largest element over `axis`, or of all."""
+    return jnp.max(convert_to_tensor(input_tensor), _dims(axis), keepdims=keepdims)
+
+
+def reduce_min(
+    input_tensor: typing.Any,
+    axis: typing.Any = None,
+    keepdims: bool = False,
+    name: str | None = None,
+) -> jax.Array:
+    """The smallest element over `axis`, or of all."""
+    return jnp.min(convert_to_tensor(input_tensor), _dims(axis), keepdims=keepdims)
+
+
+# -- conversions -------------------------------------------------------------------------------
+
+
+def _canonical(dtype: typing.Any) -> np.dtype:
+    """The dtype that JAX uses for `dtype` with its present settings."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def _sizes(shape: typing.Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in np.atleast_1d(_plain(shape)))
+
+
+def _dims(axis: typing.Any) -> int | tuple[int, ...] | None:
+    return tuple(axis) if isinstance(axis, abc.Sequence) else axis
+
+
+def _operands(x: typing.Any, y: typing.Any) -> tuple[jax.Array, jax.Array]:
+    """Both as arrays; Python numbers take the dtype of the array on the other side."""
+    x, y = _plain(x), _plain(y)
+    if isinstance(x, jax.Array) and _is_python(y):
+        return _converted(x, None), convert_to_tensor(y, x.dtype)
+    if isinstance(y, jax.Array) and _is_python(x):
+        return convert_to_tensor(x, y.dtype), _converted(y, None)
+    return convert_to_tensor(x), convert_to_tensor(y)
+
+
+def _converted(array: jax.Array, dtype: typing.Any) -> jax.Array:
+    """A JAX array as `dtype`, strongly typed."""
+    target = array.dtype if dtype is None else _canonical(dtype)
+    if jnp.promote_types(array.dtype, target) != target:
+        raise TypeError(
+            f"an array of dtype {array.dtype} is not made {target} without being asked to: write "
+            "tf.cast(x, dtype)."
+        )
+    return lax.convert_element_type(array, target)
+
+
+def _is_python(value: typing.Any) -> bool:
+    """Whether `value` is a Python number, or nested lists of them, and so has no dtype yet."""
+    numbers = (bool, int, float, complex)
+    leaves = _nest.flatten(value)[0]
+    return all(isinstance(leaf, numbers) and not isinstance(leaf, np.generic) for leaf in leaves)
+
+
+def _documented_dtype(array: np.ndarray) -> np.dtype:
+    """The dtype that Python numbers get; integers too large for int32 stay int64."""
+    if array.dtype == dtypes.float64:
+        return dtypes.float32
+    info = np.iinfo(dtypes.int32)
+    if array.dtype == dtypes.int64 and np.all((array >= info.min) & (array <= info.max)):
+        return dtypes.int32
+    return array.dtype
+
+
+def _fitted(array: np.ndarray, dtype: typing.Any) -> np.ndarray:
+    """A host array as `dtype`.
+
+    Raises:
+        TypeError: If the dtype is of a kind that cannot hold it: a float as an int.
+        ValueError: If a value is out of range.
+    """
+    target = array.dtype if dtype is None else np.dtype(dtype)
+    if target == array.dtype:
+        return array
+    if _kind(array.dtype) > _kind(target):
+        raise TypeError(
+            f"a value of dtype {array.dtype} is not made {target} without being asked to: write "
+            f"tf.cast(x, dtype). The value is {array.tolist()!r}."
+        )
+    with np.errstate(over="ignore"):
+        cast_array = array.astype(target)
+    if _kind(target) == 1:
+        fits = np.array_equal(cast_array, array)
+    else:
+        fits = np.array_equal(np.isfinite(cast_array), np.isfinite(array))
+    if not fits:
+        raise ValueError(f"the value {array.tolist()!r} does not fit {target}.")
+    return cast_array
+
+
+def _kind(dtype: typing.Any) -> int:
+    kinds = (np.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    return [jnp.issubdtype(dtype, kind) for kind in kinds].index(True)
