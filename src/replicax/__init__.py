@@ -55,7 +55,6 @@ from replicax.variables.variable import Variable
 __version__ = "0.1.0"
 
 __all__ = [
-    "REPLICA_AXIS",
     "CrossDeviceOps",
     "DefaultStrategy",
     "DistributedValues",
@@ -67,6 +66,7 @@ __all__ = [
     "OneDeviceStrategy",
     "PerReplica",
     "PerReplicaSpec",
+    "REPLICA_AXIS",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",

@@ -1,4 +1,4 @@
-"""20,000 steps that nobody waits for, on 8 virtual devices, end with the right values.
+"""Thousands of steps that nobody waits for, on 8 virtual devices, end with the right values.
 
 Without a bound on what is in flight, a loop like these deadlocks in XLA, which kills the process.
 Each loop runs in a process of its own. The engine's part is written by hand:
@@ -18,7 +18,7 @@ from replicax.backend import devices, runahead
 from tests.backend.fresh_process import run_fresh
 
 NUM_DEVICES = 8
-NUM_STEPS = 20_000
+NUM_STEPS = 3_000
 # Slow steps need fewer. With a limit of 8 and a small pool the first of these hung within 300; the
 # second was never seen to hang.
 NUM_SLOW_STEPS = {

@@ -56,7 +56,7 @@ def narrowed(value: Any, leaf: str) -> Any:
             raise BatchError(
                 _does_not_fit(leaf, array.dtype, target, high if high > info.max else low)
             )
-    elif array.dtype.kind == "f":
+    else:
         finite = array[np.isfinite(array)]
         largest = np.abs(finite).max(initial=0.0)
         if largest > np.finfo(target).max:

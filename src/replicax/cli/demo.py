@@ -5,7 +5,7 @@ The command, what it prints and what it draws; the model and its training are in
 """
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 from matplotlib.figure import Figure
@@ -71,9 +71,10 @@ def demo(ctx: click.Context, replicas: int, epochs: int, output: pathlib.Path) -
     many, one = rx.MirroredStrategy(), rx.OneDeviceStrategy("CPU:0")
     train_set, test_set = digits.load_examples()
     console.print(f"{many.describe()}\n", highlight=False)
-    results = _train_under([many, one], train_set, test_set, epochs=epochs, console=console)
+    labels = [f"{replicas} replica{'s' if replicas > 1 else ''}", "one device"]
+    runs = dict(zip(labels, (many, one), strict=True))
+    results = _train_under(runs, train_set, test_set, epochs=epochs, console=console)
 
-    labels = [_count(replicas, "replica"), "one device"]
     console.print(_table(labels, results))
     difference = digits.largest_difference(*results)
     agree = is_same_training(difference)
@@ -99,7 +100,7 @@ def is_same_training(difference: float) -> bool:
 
 
 def _train_under(
-    strategies: Sequence[rx.Strategy],
+    strategies: Mapping[str, rx.Strategy],
     train_set: Examples,
     test_set: Examples,
     *,
@@ -117,13 +118,8 @@ def _train_under(
     )
     results = []
     with Progress(*columns, console=console) as progress:
-        tasks = [
-            progress.add_task(
-                _count(s.num_replicas_in_sync, "replica"), start=False, total=num_steps
-            )
-            for s in strategies
-        ]
-        for strategy, task in zip(strategies, tasks, strict=True):
+        tasks = [progress.add_task(label, start=False, total=num_steps) for label in strategies]
+        for strategy, task in zip(strategies.values(), tasks, strict=True):
             progress.start_task(task)
             result = digits.train(
                 strategy,
@@ -136,12 +132,8 @@ def _train_under(
     return results
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _table(labels: Sequence[str], results: Sequence[TrainingResult]) -> Table:
-    table = Table("", title_justify="left")
+    table = Table("")
     for heading in ("test accuracy", "last loss", "images per second"):
         table.add_column(heading, justify="right")
     for label, result in zip(labels, results, strict=True):

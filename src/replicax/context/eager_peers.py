@@ -7,11 +7,12 @@ values, because its rule is called with the primals.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax.backend import compat, placement
 from replicax.backend.collectives import Reduction
@@ -24,7 +25,7 @@ from replicax.execution import epoch
 from replicax.execution.eager import ReplicaThreads
 from replicax.values.distributed import Mirrored, PerReplica
 from replicax.values.operators import plain
-from replicax.values.reduce import gather_leaf, reduce_leaf
+from replicax.values.reduce import check_gather, gather_leaf, reduce_leaf
 from replicax.values.regroup import regroup, select
 
 
@@ -127,14 +128,36 @@ class EagerPeers:
         require_concrete("all_gather")
         session = self._session
 
-        def gather(value: Any) -> Mirrored:
+        def gather(value: Any) -> tuple[Mirrored, PerReplica]:
+            parts = [np.shape(part)[axis] for part in _components(value, session.mesh)]
+            starts = [sum(parts[:replica]) for replica in range(len(parts))]
             whole = gather_leaf(value, axis, session.mesh)
-            return Mirrored(session.mesh, array=placement.replicate(whole, session.mesh))
+            mirrored = Mirrored(session.mesh, array=placement.replicate(whole, session.mesh))
+            return mirrored, PerReplica(session.mesh, components=starts)
 
-        def meet(values: list[Any]) -> list[Any]:
-            return [session.merge("all_gather", gather, (values[0],), {})]
+        def meet(value: Any) -> tuple[jax.Array, int]:
+            return session.merge("all_gather", gather, (value,), {})
 
-        return meet([jnp.asarray(plain(leaf))])[0]
+        @jax.custom_vjp
+        def gathered(value: Any) -> jax.Array:
+            return meet(value)[0]
+
+        def forward(value: Any) -> tuple[jax.Array, Any]:
+            whole, start = meet(value)
+            return whole, (start, value.shape[axis])
+
+        def backward(own: Any, cotangent: Any) -> tuple[Any]:
+            (total,) = self.all_reduce(ReduceOp.SUM, [cotangent], None)
+            return (jax.lax.dynamic_slice_in_dim(total, own[0], own[1], axis),)
+
+        gathered.defvjp(forward, backward)
+        array = jnp.asarray(plain(leaf))
+        check_gather(axis, [array.shape])
+        return gathered(array) if compat.is_transforming() else meet(array)[0]
+
+
+def _components(value: Any, mesh: ReplicaMesh) -> Sequence[Any]:
+    return value.values if isinstance(value, PerReplica) else [value] * mesh.num_replicas
 
 
 def require_concrete(call: str, *, under_grad: bool = True) -> None:

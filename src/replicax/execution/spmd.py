@@ -29,9 +29,16 @@ from replicax.execution.eager import ReplicaThreads
 from replicax.execution.frame import Frame, StateKey, fill_holes
 from replicax.execution.lockstep import run_in_lockstep
 from replicax.execution.numbering import differing_outputs
-from replicax.execution.varying import analyse
+from replicax.execution.varying import analyse, refuse_repeated_writes
 
 Shape = tuple[int, ...]
+
+# What JAX raises when Python wants a number out of a traced value: if, int(), [index], numpy.
+_CONVERSIONS_OF_TRACERS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.TracerArrayConversionError,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -172,7 +179,7 @@ def trace_replicas(
     every = tuple(range(mesh.num_replicas))
     try:
         return _trace_kinds(every, True, body, args, mesh, state, frames)
-    except jax.errors.ConcretizationTypeError:
+    except _CONVERSIONS_OF_TRACERS:
         raise error from None
 
 
@@ -208,6 +215,8 @@ def _trace_kinds(
         traces = _trace_together(examples, fixed_ids, kind_of_replica, body, args, mesh, frames)
     if mesh.num_replicas > 1:
         _check_writes(traces)
+    else:
+        refuse_repeated_writes(traces[0].jaxpr)
     return _emit(traces, kind_of_replica, mesh, state)
 
 
@@ -267,7 +276,7 @@ def _trace_variant(
     )
     try:
         closed = jax.make_jaxpr(mapped)(*(arg.value for arg in args))
-    except jax.errors.ConcretizationTypeError as error:
+    except _CONVERSIONS_OF_TRACERS as error:
         if variant.asked_replica_id:
             raise _BranchedOnReplicaId from error
         raise

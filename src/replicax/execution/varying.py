@@ -65,6 +65,15 @@ class RematWriteError(TraceError):
     """A write inside ``jax.checkpoint``, which its gradient would execute again."""
 
 
+def refuse_repeated_writes(jaxpr: Any) -> None:
+    """Looks at code of one replica, or outside of replicas, where nothing varies.
+
+    Raises:
+        RematWriteError: ``jax.checkpoint`` contains a write to a Ref made outside of it.
+    """
+    analyse(jaxpr, [False] * len(jaxpr.invars), axis="no axis")
+
+
 def analyse(jaxpr: Any, varying_in: Sequence[bool], *, axis: str) -> list[bool]:
     """For each output of ``jaxpr``, whether its value may differ between replicas.
 

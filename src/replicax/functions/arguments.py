@@ -7,6 +7,7 @@ they are and recognised by identity.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -47,10 +48,15 @@ def leaf_key(leaf: Any) -> Hashable:
     if kind is PerReplica:
         return leaf.type_key
     if isinstance(leaf, jax.Array):
-        return leaf.shape, leaf.dtype, leaf.weak_type
+        return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)  # keys have none
     if kind is float or kind is complex:
         return kind
     if isinstance(leaf, (np.ndarray, np.generic)):
+        if not placement.is_array_like(leaf):
+            raise BatchError(
+                f"an argument of a compiled function is a host array of dtype {leaf.dtype}, which "
+                "cannot enter a compiled program. Convert it to numbers, or pass Python strings."
+            )
         return leaf.shape, leaf.dtype
     if isinstance(leaf, Mirrored):
         return "mirrored", id(leaf.mesh), leaf.shape, leaf.dtype
@@ -81,12 +87,37 @@ def lower(leaf: Any, path: Callable[[], str]) -> Any:
     if isinstance(leaf, jax.Array):
         return placement.uncommitted_argument(leaf)
     if isinstance(leaf, (np.ndarray, np.generic)):
-        if leaf.dtype.itemsize == 8:
-            return placement.narrowed(leaf, f"the argument {path()}")
+        if leaf.dtype.itemsize >= 8:
+            return placement.narrowed(leaf, f"the argument at {path()}")
         return leaf
     if isinstance(leaf, Mirrored):
         return leaf.array()
     return leaf
+
+
+def path_of(index: int, leaves: Sequence[Any], structure: Any) -> str:
+    """A readable path of one leaf of the arguments, for errors."""
+    if isinstance(structure, int):  # `flatten` found nothing but leaves
+        return f"[0][{index}]"
+    return nest.leaves_with_path(nest.unflatten(structure, leaves))[index][0]
+
+
+def name_of(index: int, structure: Any, fn: Callable[..., Any]) -> str:
+    """Which parameter of `fn` leaf `index` belongs to, and where in it, for the retrace warning."""
+    if isinstance(structure, int):  # `flatten` found nothing but leaves
+        args, kwargs = range(structure), {}
+    else:
+        args, kwargs = nest.unflatten(structure, range(structure.num_leaves))
+    try:
+        parameters = inspect.signature(fn).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # no signature, or another one than the call
+        return str(index)
+    found = {
+        leaf: f"{name!r}{path}"
+        for name, nested in parameters.items()
+        for path, leaf in nest.leaves_with_path(nested)
+    }
+    return found[index]
 
 
 def is_traced(leaf: Any) -> bool:

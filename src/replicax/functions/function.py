@@ -22,6 +22,7 @@ from replicax.execution.frame import current_frame
 from replicax.execution.host_loop import HostLoopRequired, host_loop
 from replicax.functions import arguments, signature
 from replicax.functions.program import Program, initial_values, trace_function
+from replicax.values.distributed import Mirrored, PerReplica
 
 RETRACES_BEFORE_WARNING = 5
 _MAX_SITES = 256
@@ -62,9 +63,16 @@ class CallSite:
     anew in each epoch.
     """
 
-    def __init__(self, *, donate: bool) -> None:
-        """A site without programs; they are compiled when they are first needed."""
+    def __init__(self, *, donate: bool, is_keyed: bool = False) -> None:
+        """A site without programs; they are compiled when they are first needed.
+
+        Args:
+            donate: Whether written variables give their buffers to the step.
+            is_keyed: Whether the site was chosen by the key of the function, so that
+                what the function has captured is known to be the same.
+        """
         self._donate = donate
+        self._is_keyed = is_keyed
         self._programs: dict[Hashable, Program] = {}
         self._last_key: Any = None
         self._lock = threading.RLock()
@@ -101,7 +109,7 @@ class CallSite:
         program = self._programs.get(key)
         if program is None or not program.is_alive():
             program = self._find_or_compile(key, fn, args, kwargs, strategy, options)
-        return program.launch(self._lowered(leaves))
+        return program.launch(self._lowered(leaves, structure))
 
     def _find_or_compile(
         self,
@@ -122,23 +130,21 @@ class CallSite:
 
     def _version(self, fn: Callable[..., Any]) -> int:
         """A number for what the function has captured; checked by identity, which is quick."""
-        closure = getattr(fn, "__closure__", None)
-        if closure:
-            try:
-                captured = [cell.cell_contents for cell in closure]
-            except ValueError:  # a cell that is still empty
-                captured = [None]
-            if len(captured) != len(self._captured) or any(
-                map(operator.is_not, captured, self._captured)
-            ):
-                key = function_key(fn)
-                self._last_version = self._versions.setdefault(key, len(self._versions))
-                self._captured = captured
+        fn = getattr(fn, "__func__", fn)  # of a method, bound weakly or not
+        if self._is_keyed or not getattr(fn, "__closure__", None):
+            return self._last_version
+        captured = _captured_by(fn)
+        if len(captured) != len(self._captured) or any(
+            map(operator.is_not, captured, self._captured)
+        ):
+            key = function_key(fn)
+            self._last_version = self._versions.setdefault(key, len(self._versions))
+            self._captured = captured
         return self._last_version
 
-    def _lowered(self, leaves: Sequence[Any]) -> list[Any]:
+    def _lowered(self, leaves: Sequence[Any], structure: Any) -> list[Any]:
         return [
-            arguments.lower(leaf, lambda i=i: f"number {i}")
+            arguments.lower(leaf, lambda i=i: arguments.path_of(i, leaves, structure))
             for i, leaf in enumerate(leaves)
             if arguments.is_traced(leaf)
         ]
@@ -153,7 +159,9 @@ class CallSite:
     ) -> tuple[Program, list[Any]]:
         """A program for these arguments and its array arguments, to be looked at."""
         leaves, structure = nest.flatten((args, kwargs))
-        return self._compile(fn, leaves, structure, strategy, None), self._lowered(leaves)
+        return self._compile(fn, leaves, structure, strategy, None), self._lowered(
+            leaves, structure
+        )
 
     def _compile(
         self,
@@ -165,11 +173,14 @@ class CallSite:
     ) -> Program:
         traced_at = [i for i, leaf in enumerate(leaves) if arguments.is_traced(leaf)]
         lifts = [arguments.lift(leaves[i]) for i in traced_at]
-        arrays = self._lowered(leaves)
+        arrays = self._lowered(leaves, structure)
+
+        meshes = [leaf.mesh for leaf in leaves if isinstance(leaf, (PerReplica, Mirrored))]
 
         def counted(*args: Any, **kwargs: Any) -> Any:
-            self.num_traces += 1
-            return fn(*args, **kwargs)
+            result = fn(*args, **kwargs)
+            self.num_traces += 1  # not when the trace is given up and starts over
+            return result
 
         def call(traced: list[Any]) -> Any:
             mine = list(leaves)
@@ -180,10 +191,10 @@ class CallSite:
                 return counted(*args, **kwargs)
             return strategy.extended.run_traced(counted, args, kwargs, options)
 
-        traced = trace_function(call, arrays)
+        traced = trace_function(call, arrays, meshes)
         if traced.frame.created:
             initial_values(traced, arrays)
-            traced = trace_function(call, arrays)
+            traced = trace_function(call, arrays, meshes)
             if traced.frame.created:
                 names = sorted({variable.name for variable, _ in traced.frame.created})
                 raise TraceError(
@@ -198,8 +209,8 @@ class CallSite:
             notices.notify_once(
                 ("retraces", ById(self)),
                 f"{_name(fn)!r} has been traced {len(self._programs)} times; last "
-                f"because {_what_changed(self._last_key, key)}. Pass values that change as arrays, "
-                "and keep their shapes.",
+                f"because {_what_changed(self._last_key, key, fn)}. Pass values that change as "
+                "arrays, and keep their shapes.",
             )
         self._last_key = key
 
@@ -213,13 +224,29 @@ def _options_key(options: RunOptions) -> Hashable:
     )
 
 
-def _what_changed(old: Any, new: Any) -> str:
+def _captured_by(fn: Any) -> list[Any]:
+    """What the function has captured, and what the functions among that have."""
+    seen, captured, functions = {id(fn)}, [], [fn]
+    for function in functions:  # grows meanwhile
+        for cell in function.__closure__:
+            try:
+                value = cell.cell_contents
+            except ValueError:  # a cell that is still empty
+                value = None
+            captured.append(value)
+            if type(value) is types.FunctionType and value.__closure__ and id(value) not in seen:
+                seen.add(id(value))
+                functions.append(value)
+    return captured
+
+
+def _what_changed(old: Any, new: Any, fn: Callable[..., Any]) -> str:
     if old[0] != new[0]:
         return f"the structure of its arguments changed from {old[0]} to {new[0]}"
     for index, (before, after) in enumerate(zip(old[1], new[1], strict=True)):
         if before != after:
             change = arguments.describe_change(before, after)
-            return f"argument {index} changed: {change}"
+            return f"argument {arguments.name_of(index, old[0], fn)} changed: {change}"
     return "the strategy, its options, JAX's settings or a captured value changed"
 
 
@@ -350,7 +377,7 @@ class Function(CompiledCallable):
         if site is None:
             if len(self._run_sites) >= _MAX_SITES:
                 self._run_sites.pop(next(iter(self._run_sites)))
-            site = self._run_sites[key] = CallSite(donate=self._donate)
+            site = self._run_sites[key] = CallSite(donate=self._donate, is_keyed=True)
         return site.call(fn, args, kwargs, strategy=strategy, options=options)
 
 
@@ -359,14 +386,18 @@ class _WeakMethod:
 
     def __init__(self, fn: Callable[..., Any], instance: Any) -> None:
         functools.update_wrapper(self, fn)
-        self._fn = fn
+        self.__func__ = fn
         self._instance = weakref.ref(instance)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(types.MethodType(self.__func__, self._instance()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         instance = self._instance()
         if instance is None:
-            raise ContextError(f"the object of method {_name(self._fn)!r} is gone.")
-        return types.MethodType(self._fn, instance)(*args, **kwargs)
+            raise ContextError(f"the object of method {_name(self.__func__)!r} is gone.")
+        return types.MethodType(self.__func__, instance)(*args, **kwargs)
 
 
 def _has_host_data(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

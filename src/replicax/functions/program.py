@@ -24,6 +24,7 @@ from replicax.core import nest
 from replicax.core.errors import TraceError
 from replicax.execution import epoch
 from replicax.execution.frame import Frame, StateKey, fill_holes
+from replicax.execution.varying import refuse_repeated_writes
 from replicax.values.distributed import Mirrored, PerReplica
 from replicax.variables.storage import Storage, num_freed, store_all
 
@@ -93,9 +94,12 @@ class _Object:
     value: Any
 
 
-def trace_function(call: Callable[[list[Any]], Any], arrays: Sequence[Any]) -> TracedFunction:
-    """Traces ``call(arrays)``."""
+def trace_function(
+    call: Callable[[list[Any]], Any], arrays: Sequence[Any], meshes: Sequence[ReplicaMesh]
+) -> TracedFunction:
+    """Traces ``call(arrays)``, whose arguments live on `meshes`."""
     frame = Frame(in_replica=False)
+    frame.meshes.extend(meshes)
     box: list[Any] = []
 
     def traced(*arrays: Any) -> Any:
@@ -112,6 +116,7 @@ def trace_function(call: Callable[[list[Any]], Any], arrays: Sequence[Any]) -> T
     closed = jax.make_jaxpr(traced)(*arrays)
     results, structure, num_outputs = box
     jaxpr = fill_holes(closed.jaxpr, len(frame.entered))
+    refuse_repeated_writes(jaxpr)
     return TracedFunction(jaxpr, closed.consts, frame, results, structure, num_outputs)
 
 
@@ -208,11 +213,18 @@ class Program:
         return replay, (mesh.replicated, new, outputs)
 
     def is_alive(self) -> bool:
-        """Whether all variables of the program still exist; looks only after one has gone."""
+        """Whether all variables of the program still exist; looks only after one has gone.
+
+        Raises:
+            LostVariableError: If one was lost in a failed execution.
+        """
         freed = num_freed()
         if freed != self._freed_seen:
-            if any(key.array is None for key in (*self._written, *self._read)):
-                return False
+            for key in (*self._written, *self._read):
+                if key.lost:
+                    key.live_array()  # raises, and names the variable
+                if key.array is None:
+                    return False
             self._freed_seen = freed
         return True
 
@@ -227,6 +239,7 @@ class Program:
     def launch(self, arrays: list[Any]) -> Any:
         """One step: runs the program on the current values of its variables."""
         outputs = RUN_AHEAD.launch(self._step, arrays)
+        RUN_AHEAD.settle()
         return self._wrap(outputs)
 
     def _step(self, arrays: list[Any]) -> tuple[jax.Array, list[jax.Array]]:
@@ -245,9 +258,9 @@ class Program:
                 if done:
                     store_all(written, done[0][1], self._fresh)
                     stored = True
-        except RuntimeError:
-            for key in (*written, *read):
-                key.live_array()  # names the variable, if it was lost in an earlier failure
+        except Exception:
+            for key in written:
+                key.note_loss()
             raise
         finally:
             if done and not stored:  # Ctrl-C came between the two lines above

@@ -52,17 +52,32 @@ def distribute_batch(batch: Any, mesh: ReplicaMesh) -> Any:
     """`batch` with every leaf divided among the replicas; for one replica, bare arrays.
 
     Args:
-        batch: A nest of arrays with the batch as dim 0.
+        batch: A nest of arrays with the batch as dim 0; a list of numbers is an array.
         mesh: The devices of the replicas.
 
     Raises:
         BatchError: If a leaf is no array, a scalar, or of another batch size than the rest.
     """
+    batch = jax.tree_util.tree_map(_as_array, batch, is_leaf=_is_leaf)
     pairs = nest.leaves_with_path(batch)
     leaves = [_as_batch(path, leaf) for path, leaf in pairs]
     _check_sizes([path for path, _ in pairs], leaves)
     divided = [_divide(leaf, mesh) for leaf in leaves]
     return nest.unflatten(nest.flatten(batch)[1], divided)
+
+
+def _is_leaf(node: object) -> bool:
+    return nest.is_leaf(node) or _is_list_of_numbers(node)
+
+
+def _is_list_of_numbers(node: object) -> bool:
+    if not isinstance(node, list):
+        return False
+    return all(isinstance(x, (bool, int, float, str)) or _is_list_of_numbers(x) for x in node)
+
+
+def _as_array(leaf: Any) -> Any:
+    return np.asarray(leaf) if isinstance(leaf, list) else leaf
 
 
 def _as_batch(path: str, leaf: Any) -> Any:
@@ -105,11 +120,8 @@ def _divide(leaf: Any, mesh: ReplicaMesh) -> Any:
     ]
     if leaf.dtype.kind in "USO":  # strings stay on the host
         return PerReplica(mesh, components=parts)
-    if len(set(split.sizes)) == 1:
-        packed = placement.assemble(parts, mesh)
-        return PerReplica(mesh, packed=packed, shapes=[part.shape for part in parts])
-    placed = [
-        placement.one_device(jax.device_put(np.array(part, copy=True), device))
-        for part, device in zip(parts, mesh.devices, strict=True)
-    ]
-    return PerReplica(mesh, components=placed)
+    shapes = [part.shape for part in parts]
+    # Padded here, on the host: on the devices each new shape would be a program of its own.
+    rest = [(0, 0)] * (host.ndim - 1)
+    padded = [np.pad(part, [(0, split.sizes[0] - len(part)), *rest]) for part in parts]
+    return PerReplica(mesh, packed=placement.assemble(padded, mesh), shapes=shapes)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
@@ -345,19 +346,39 @@ class StrategyExtended:
         if not isinstance(var, DistributedVariable):
             return fn(var, *args, **kwargs)
         _refuse_per_replica(var, (args, kwargs))
-        if current_frame() is not None:
-            result = self._update_traced(var, fn, args, kwargs)
-            results = [result] * (1 if group else self.num_replicas_in_sync)
-        else:
-            results = self._update_copies(var, fn, args, kwargs)
+        results = (
+            self._update_copies(var, fn, args, kwargs)
+            if current_frame() is None
+            else self._update_traced(var, fn, args, kwargs)
+        )
         if not group:
             return nest.transpose(results, list)
-        return regroup(results, self.mesh, find_mirrored=lambda leaf: None)
+        if self.num_replicas_in_sync == 1:
+            return _without_views(results[0])
+        return nest.transpose(results, self._merge_update)
 
-    def _update_traced(self, var: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+    def _merge_update(self, leaves: tuple[Any, ...]) -> Any:
+        """One result of the updates of all copies: made from mirrored values, so mirrored."""
+        first = leaves[0]
+        if not isinstance(first, (jax.Array, np.ndarray, np.generic)):
+            return _without_views(first)
+        frame = current_frame()
+        if frame is None:
+            return Mirrored(self.mesh, components=[jnp.asarray(leaf) for leaf in leaves])
+        if frame.in_replica:
+            return TracedMirrored(self.mesh, jnp.asarray(first))
+        return Mirrored(self.mesh, array=jnp.asarray(first))
+
+    def _update_traced(self, var: Any, fn: Any, args: Any, kwargs: Any) -> list[Any]:
+        """One call stands for all copies: they are updated by the same program."""
         args, kwargs = select((args, kwargs), 0)
         with stack.entered(stack.Entry(self._container_strategy, stack.Mode.UPDATE)):
-            return fn(var, *args, **kwargs)
+            result = fn(var, *args, **kwargs)
+
+        return [
+            nest.map_leaves(lambda leaf, i=i: _component(leaf, i), result)
+            for i in range(self.num_replicas_in_sync)
+        ]
 
     def _update_copies(self, var: Any, fn: Any, args: Any, kwargs: Any) -> list[Any]:
         session = UpdateSession(self.num_replicas_in_sync)

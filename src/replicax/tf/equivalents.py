@@ -7,13 +7,14 @@ import types
 import jax
 import jax.numpy as jnp
 from jax import lax, nn
+from jax.scipy import special
 
 __all__ = ["RENAMED", "missing"]
 
 # Where a function of the same name is looked for, the likeliest place first.
 _PLACES: dict[str, tuple[types.ModuleType, ...]] = {
     "tf": (jnp, nn, lax, jax),
-    "tf.math": (jnp, nn, lax, jax.scipy.special),
+    "tf.math": (jnp, nn, special, lax),
     "tf.nn": (nn, lax, jnp),
 }
 
@@ -26,6 +27,7 @@ RENAMED = {
     "gather": "jax.numpy.take",
     "gradients": "replicax.grad",
     "image": "jax.image",
+    "lgamma": "jax.scipy.special.gammaln",
     "linalg": "jax.numpy.linalg",
     "map_fn": "jax.lax.map",
     "max_pool2d": "jax.lax.reduce_window",
@@ -44,7 +46,7 @@ RENAMED = {
     "reduce_variance": "jax.numpy.var",
     "sigmoid_cross_entropy_with_logits": "optax.sigmoid_binary_cross_entropy",
     "softmax_cross_entropy_with_logits": "optax.softmax_cross_entropy",
-    "sparse_softmax_cross_entropy_with_logits": ("optax.softmax_cross_entropy_with_integer_labels"),
+    "sparse_softmax_cross_entropy_with_logits": "optax.softmax_cross_entropy_with_integer_labels",
     "string": "a numpy array of str, on the host",
     "tensor_scatter_nd_update": "jax.Array.at[...].set",
     "truediv": "jax.numpy.true_divide",

@@ -72,7 +72,9 @@ def constant(
         Array([[0, 0],
                [0, 0]], dtype=int32)
     """
-    array = jnp.copy(convert_to_tensor(value, dtype))
+    array = convert_to_tensor(value, dtype)
+    if array is value:
+        array = jnp.copy(array)
     if shape is None:
         return array
     sizes = _sizes(shape)
@@ -370,8 +372,8 @@ def _fitted(array: np.ndarray, dtype: typing.Any) -> np.ndarray:
         ValueError: If a value is out of range.
     """
     target = array.dtype if dtype is None else np.dtype(dtype)
-    if target == array.dtype:
-        return array
+    if target == array.dtype or array.size == 0:
+        return array.astype(target, copy=False)
     if _kind(array.dtype) > _kind(target):
         raise TypeError(
             f"a value of dtype {array.dtype} is not made {target} without being asked to: write "

@@ -27,7 +27,7 @@ from replicax.core.options import RunOptions
 from replicax.execution.frame import Frame, current_frame
 from replicax.execution.spmd import Argument, Emitted, Outputs, Variant, trace_replicas
 from replicax.values.distributed import ComponentView, Mirrored, PerReplica
-from replicax.values.regroup import same_python_value
+from replicax.values.regroup import same_python_value, select
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -215,7 +215,8 @@ def _common_object(found: _Result, others: list[_Result], variant: Variant) -> _
 def _outer_value(result: _Result, emitted: Emitted, leaves: list[Any], mesh: ReplicaMesh) -> Any:
     match result.kind:
         case "argument":
-            return leaves[result.value]
+            value = leaves[result.value]
+            return select(value, 0) if mesh.num_replicas == 1 else value
         case "mirrored":
             array = emitted.uniform[result.value]
             return Mirrored(mesh, array=array) if mesh.num_replicas > 1 else array

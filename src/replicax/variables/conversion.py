@@ -48,7 +48,7 @@ def converted(value: Any, storage: Any, what: str) -> Any:
     check_dtype(value.dtype, storage, what)
     if isinstance(value, jax.Array) and not jnp.issubdtype(value.dtype, jax.dtypes.extended):
         value = lax.stop_gradient(value)
-        return value if value.dtype == storage.dtype else value.astype(storage.dtype)
+        return lax.convert_element_type(value, storage.dtype)  # also makes a weak type strong
     return value
 
 
@@ -66,6 +66,11 @@ def _host_array(value: Any, storage: Any, what: str) -> np.ndarray:
         raise VariableError(
             f"{what} of variable {storage.name!r} got {value!r}, which is no array: {error}"
         ) from error
+    if not placement.is_array_like(array):
+        raise VariableError(
+            f"{what} of variable {storage.name!r} got {value!r}, which is no array or number of "
+            f"dtype {storage.dtype}."
+        )
     if isinstance(value, (list, tuple)) and array.dtype.kind in "biuf":
         check_dtype(np.result_type(array.dtype), storage, what)
         return array.astype(storage.dtype)

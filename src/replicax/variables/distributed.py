@@ -140,6 +140,11 @@ class VariableCopy(ArrayOperators, ComponentView):
         session.write(self._storage, self.index, value)
         return self
 
+    # Membership goes by identity: `copy in strategy.experimental_local_results(variable)`.
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
+
     def __repr__(self) -> str:
         return describe_component(self, self.read_value)
 

@@ -32,11 +32,20 @@ class Storage:
         per_replica: Whether every replica has a value of its own.
         array: The buffers; None until there is an initial value.
         handed_out: Whether somebody outside holds the buffer.
+        lost: Whether a failed execution took the buffer.
     """
 
     __slots__ = (
-        "__weakref__", "array", "dtype", "handed_out", "mesh", "name", "per_replica", "shape",
-    )  # fmt: skip
+        "__weakref__",
+        "array",
+        "dtype",
+        "handed_out",
+        "lost",
+        "mesh",
+        "name",
+        "per_replica",
+        "shape",
+    )
 
     array: jax.Array | None
 
@@ -57,6 +66,7 @@ class Storage:
         self.per_replica = per_replica
         self.array = None
         self.handed_out = False
+        self.lost = False
 
     @property
     def global_shape(self) -> tuple[int, ...]:
@@ -79,12 +89,12 @@ class Storage:
             LostVariableError: If a failed execution took the buffer, or there never was one.
         """
         array = self.array
-        if array is None:
+        if array is None and not self.lost:
             raise LostVariableError(
                 f"variable {self.name!r} has no value: the trace that created it failed. Create "
                 "it again."
             )
-        if array.is_deleted():
+        if array is None or array.is_deleted():
             raise LostVariableError(
                 f"variable {self.name!r} was donated to an execution that failed on the device, "
                 "and its value is lost. Restore it with assign or from a checkpoint; "
@@ -114,7 +124,15 @@ class Storage:
         """Replaces the buffers by ones that nobody else holds."""
         self.array = array
         self.handed_out = False
+        self.lost = False
         epoch.advance()
+
+    def note_loss(self) -> None:
+        """Called after a failed execution: remembers if it took the buffer."""
+        if self.array is not None and self.array.is_deleted():
+            self.array = None
+            self.lost = True
+            _Freed.count += 1  # makes programs look before they use it
 
     def free(self) -> None:
         """Lets the buffers go: the variable is gone."""

@@ -231,6 +231,12 @@ class Variable(ArrayOperators, NestLeaf, metaclass=_CreateByContext):
 
     def _check_foreign_trace(self, use: str) -> None:
         """Raises if JAX would remember the value seen now, or leak one that is not there yet."""
+        if use != "read" and compat.is_batching():
+            raise StaleReadError(
+                f"variable {self.name!r} is assigned inside jax.vmap, where every element would "
+                "write its own value. Return the values from the mapped function, combine them, "
+                "and assign the result outside."
+            )
         if not compat.is_staging():
             return
         if use == "read" and epoch.has_token():

@@ -1,0 +1,46 @@
+"""Runs the ``python`` blocks of one page in order, in one namespace, with 8 virtual devices.
+
+Started by `test_code_blocks` in a process of its own, as a page's reader would be:
+``python -m tests.docs.run_page <page>``.
+"""
+
+import contextlib
+import io
+import pathlib
+import sys
+import types
+import warnings
+
+import replicax as rx
+from tests.docs.pages import Block, blocks_of, page_name
+
+NUM_DEVICES = 8
+
+
+def run_page(path: pathlib.Path) -> None:
+    """Runs every block and compares what it prints with the output block after it."""
+    page = types.ModuleType("__main__")
+    blocks = blocks_of(path)
+    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        if block.language != "python":
+            continue
+        printed = _run(block, page, f"{page_name(path)}, block at line {block.line}")
+        expected = following.text if following and following.language == "output" else ""
+        if printed != expected:
+            raise SystemExit(
+                f"{page_name(path)}: the block at line {block.line} prints\n{printed}\n"
+                f"and not\n{expected}"
+            )
+
+
+def _run(block: Block, page: types.ModuleType, name: str) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(block.text, f"<{name}>", "exec"), page.__dict__)
+    return printed.getvalue()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    rx.set_virtual_devices(NUM_DEVICES)
+    run_page(pathlib.Path(sys.argv[1]))

@@ -1,0 +1,45 @@
+"""Every ``python`` block of the README and of docs runs, and prints what the page says."""
+
+import itertools
+import pathlib
+import re
+
+import pytest
+
+from tests.backend.fresh_process import run_fresh
+from tests.docs.pages import LANGUAGES, PAGES, ROOT, blocks_of, page_name
+
+LINK = re.compile(r"\[[^\]]+\]\((?P<target>[^)#]+)(?:#[^)]*)?\)")
+README_EXAMPLE_LINES = 25
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_the_blocks_of_a_page_run_and_print_what_it_says(path: pathlib.Path):
+    source = f"import runpy, sys; sys.argv[1:] = [{str(path)!r}]\n"
+    run_fresh(source + "runpy.run_module('tests.docs.run_page', run_name='__main__')", timeout=300)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_every_block_says_what_it_is(path: pathlib.Path):
+    unknown = [(b.line, b.language) for b in blocks_of(path) if b.language not in LANGUAGES]
+    assert not unknown, f"{page_name(path)}: {unknown}; use one of {sorted(LANGUAGES)}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_every_output_follows_the_block_that_prints_it(path: pathlib.Path):
+    languages = ["", *(block.language for block in blocks_of(path))]
+    for before, language in itertools.pairwise(languages):
+        assert language != "output" or before == "python"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_every_link_leads_to_a_file(path: pathlib.Path):
+    targets = [match["target"] for match in LINK.finditer(path.read_text(encoding="utf-8"))]
+    missing = [target for target in targets if not (path.parent / target).exists()]
+    assert not missing, f"{page_name(path)}: {missing}"
+
+
+def test_the_example_of_the_readme_is_short_and_shows_its_result():
+    example, output, *_ = blocks_of(ROOT / "README.md")
+    assert (example.language, output.language) == ("python", "output")
+    assert len(example.text.splitlines()) <= README_EXAMPLE_LINES

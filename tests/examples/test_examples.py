@@ -1,0 +1,54 @@
+"""Every script in examples runs as its docstring says, and computes what it claims."""
+
+import importlib.util
+import pathlib
+import types
+
+import numpy as np
+import pytest
+
+import replicax as rx
+from tests.backend.fresh_process import ROOT, run_fresh
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def _example(name: str) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_as_a_script_without_a_warning(path: pathlib.Path):
+    output = run_fresh(
+        f"import runpy, warnings; warnings.simplefilter('error')\n"
+        f"runpy.run_path({str(path)!r}, run_name='__main__')",
+        timeout=120,
+    )
+    assert output
+
+
+@pytest.mark.parametrize("num_replicas", [1, 4])
+def test_the_training_loop_finds_the_weights(num_replicas: int):
+    example = _example("custom_training_loop")
+    strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
+    weights, bias, history = example.train(strategy)
+    np.testing.assert_allclose(weights, example.TRUE_WEIGHTS, atol=1e-3)
+    np.testing.assert_allclose(bias, 1.0, atol=1e-3)
+    assert history[-1] < 1e-5 < history[0]
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3, 8])
+@pytest.mark.parametrize("batch_size", [24, 30, 5])
+def test_synchronised_batch_norm_is_that_of_the_whole_batch(num_replicas: int, batch_size: int):
+    example = _example("sync_batch_norm")
+    batch = np.random.default_rng(1).normal(3.0, 2.0, size=(batch_size, 4)).astype(np.float32)
+    many = rx.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
+    outputs, gradients, mean = example.normalise(many, batch)
+    expected = (batch - batch.mean(axis=0)) / np.sqrt(batch.var(axis=0) + 1e-5)
+    np.testing.assert_allclose(outputs, expected, atol=1e-5)
+    np.testing.assert_allclose(mean, 0.1 * batch.mean(axis=0), rtol=1e-5)
+    _, one_gradients, _ = example.normalise(rx.OneDeviceStrategy("CPU:0"), batch)
+    np.testing.assert_allclose(gradients, one_gradients, rtol=1e-4, atol=1e-4)
