@@ -87,7 +87,7 @@ CONTEXTS = [
         "run in own run",
         lambda s, run: run(s, lambda: s.run(int)),
         RuntimeError,
-        r"Strategy\.run was called inside strategy\.run\(\).*merge_call",
+        r"Strategy\.run was called inside strategy\.run\(\).*merge_call.*the function itself",
         ALL,
     ),
     Row(
@@ -201,7 +201,7 @@ VALUES = [
             s, lambda x: x, (s.experimental_distribute_values_from_function(lambda ctx: object()),)
         ),
         ValueError,
-        "replica 0 holds .*no array or number and cannot enter a compiled run",
+        "replica 0 holds .*array of numbers, and cannot enter a compiled run",
         COMPILED,
     ),
     Row(
@@ -320,7 +320,7 @@ RUN = [
             (ids(s),),
         ),
         ValueError,
-        r"test_errors\.py:\d+",
+        r"mistakes\.py:\d+",
         COMPILED,
     ),
     Row(
@@ -335,7 +335,7 @@ RUN = [
             (ids(s),),
         ),
         ValueError,
-        r"test_errors\.py:\d+",
+        r"mistakes\.py:\d+",
         COMPILED,
     ),
     Row(

@@ -230,9 +230,13 @@ def scanned_square(x):
     return jax.lax.scan(lambda c, _: (c * CELL[0].read_value(), None), x, None, length=2)[0]
 
 
-@pytest.mark.parametrize("fn", [jitted_square, checkpointed_square, scanned_square])
+SQUARES = {"jit": jitted_square, "checkpoint": checkpointed_square, "scan": scanned_square}
+
+
+@pytest.mark.parametrize("name", SQUARES)
 @pytest.mark.filterwarnings("ignore:variable .* is read inside")
-def test_the_loss_may_read_the_variable_inside_jit_checkpoint_and_scan(strategy, execute, fn):
+def test_the_loss_may_read_the_variable_inside_jit_checkpoint_and_scan(two, execute, name):
+    strategy, fn = two, SQUARES[name]
     CELL[0] = v = variable(strategy, 3.0, aggregation=MEAN)
 
     def step():
@@ -251,9 +255,24 @@ def test_the_loss_may_read_the_variable_inside_jit_checkpoint_and_scan(strategy,
     CELL[0] = None
 
 
-@pytest.mark.parametrize("fn", [jitted_square, checkpointed_square, scanned_square])
-def test_the_same_outside_run(strategy, fn):
-    CELL[0] = v = variable(strategy, 3.0)
+def test_an_assignment_after_a_read_inside_jit_is_seen_inside_jit(two, compiled):
+    CELL[0] = v = variable(two, 3.0, aggregation=MEAN)
+
+    def loss():
+        before = jitted_square(jnp.float32(2))
+        v.assign(10.0)
+        return before, jitted_square(jnp.float32(2))
+
+    result = compiled(two, lambda: rx.value_and_grad(loss, v, has_aux=True))
+    for (before, after), gradient in parts(two, result):
+        np.testing.assert_allclose([before, after, gradient], [18, 200, 12])
+    CELL[0] = None
+
+
+@pytest.mark.parametrize("name", SQUARES)
+def test_the_same_outside_run(two, name):
+    fn = SQUARES[name]
+    CELL[0] = v = variable(two, 3.0)
     for value in (3.0, 4.0, 5.0):
         v.assign(value)
         for factor in (1, 10):

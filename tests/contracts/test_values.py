@@ -82,7 +82,7 @@ def test_a_host_object_is_refused_by_a_compiled_run(strategy, compiled, make):
     value = strategy.experimental_distribute_values_from_function(
         lambda ctx: make(ctx.replica_id_in_sync_group)
     )
-    with pytest.raises(ValueError, match="no array or number and cannot enter a compiled run"):
+    with pytest.raises(ValueError, match="array of numbers, and cannot enter a compiled run"):
         compiled(strategy, lambda v: v, args=(value,))
 
 

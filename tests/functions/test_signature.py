@@ -93,9 +93,9 @@ def test_methods_are_checked_too():
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (lambda: jnp.ones(3), r"argument \[0\] of '.*' has shape \(3,\) and dtype float32, which do"),
+        (lambda: jnp.ones(3), r"argument \[0\] of '.*' has shape \(3,\) and dtype float32, which"),
         (lambda: jnp.ones((2, 1)), r"has shape \(2, 1\) and dtype float32"),
-        (lambda: jnp.ones(2, jnp.int32), r"has shape \(2,\) and dtype int32, which does not match "),
+        (lambda: jnp.ones(2, jnp.int32), r"has shape \(2,\) and dtype int32, which does not"),
         (lambda: "text", r"argument \[0\] of '.*' is 'text'; its input_signature declares Tensor"),
         (lambda: {"a": 1.0}, r"have the structure .*'a'.*, but its input_signature declares"),
         (lambda: 1.0, r"has shape \(\) and dtype float32"),
@@ -182,7 +182,7 @@ def test_in_replica_context_a_per_replica_spec_is_checked_against_the_component(
 
 def test_a_per_replica_spec_for_another_number_of_replicas_is_refused(strategy):
     step = rx.function(lambda x: x, input_signature=[rx.PerReplicaSpec(spec(2))])
-    with pytest.raises(SignatureError, match="declares 1 replicas.*2"):
+    with pytest.raises(SignatureError, match="has 2 components, but its input_signature declares"):
         step(strategy.distribute_batch(np.ones(4, np.float32)))
 
 

@@ -31,14 +31,23 @@ class Reduction:
     Attributes:
         num_packs: Into how many operands the small leaves of one type are
             packed; 0 sends every leaf by itself.
+        bytes_per_pack: The size of an operand that leaves of one type are packed
+            into, whatever their own size; 0 packs by `num_packs`.
         on_replica: The replica whose device adds everything, or None for an
             all-reduce.
         accumulate: Adds the list of all replicas' values, only with `on_replica`.
     """
 
     num_packs: int = 1
+    bytes_per_pack: int = 0
     on_replica: int | None = None
     accumulate: Callable[[list[jax.Array]], jax.Array] | None = None
+
+    def with_bytes_per_pack(self, bytes_per_pack: int) -> Reduction:
+        """The same with another pack size; 0 leaves it as it is."""
+        if not bytes_per_pack:
+            return self
+        return dataclasses.replace(self, bytes_per_pack=bytes_per_pack)
 
 
 ALL_REDUCE = Reduction()
@@ -54,6 +63,8 @@ def all_reduce(
 ) -> list[jax.Array]:
     """Sum or mean over all replicas of each value, in a compiled replica function."""
     arrays = [jnp.asarray(value) for value in values]
+    if op is ReduceOp.MEAN:  # first, because a sum of integers may not fit their type
+        arrays = [a.astype(as_mean_dtype(a.dtype)) for a in arrays]
     arrays = [a.astype(jnp.int32) if a.dtype == bool else a for a in arrays]
     sums = _packed_sum(arrays, reduction)
     if op is ReduceOp.SUM:
@@ -63,28 +74,53 @@ def all_reduce(
 
 def _packed_sum(arrays: list[jax.Array], reduction: Reduction) -> list[jax.Array]:
     results: list[Any] = [None] * len(arrays)
-    groups: dict[Any, list[int]] = {}
-    for index, array in enumerate(arrays):
-        if reduction.num_packs and array.size < PACKED_BELOW:
-            groups.setdefault(array.dtype, []).append(index)
-        else:
-            results[index] = _sum_over_replicas(array, reduction)
-    for indices in groups.values():
-        for pack in _in_packs(indices, reduction.num_packs):
-            if len(pack) == 1:
-                results[pack[0]] = _sum_over_replicas(arrays[pack[0]], reduction)
-                continue
-            flat = jnp.concatenate([arrays[i].reshape(-1) for i in pack])
-            total = _sum_over_replicas(flat, reduction)
-            offsets = np.cumsum([arrays[i].size for i in pack])[:-1].tolist()
-            for i, part in zip(pack, jnp.split(total, offsets), strict=True):
-                results[i] = part.reshape(arrays[i].shape)
+    for pack in _packs(arrays, reduction):
+        if len(pack) == 1:
+            results[pack[0]] = _sum_over_replicas(arrays[pack[0]], reduction)
+            continue
+        flat = jnp.concatenate([arrays[i].reshape(-1) for i in pack])
+        total = _sum_over_replicas(flat, reduction)
+        offsets = np.cumsum([arrays[i].size for i in pack])[:-1].tolist()
+        for i, part in zip(pack, jnp.split(total, offsets), strict=True):
+            results[i] = part.reshape(arrays[i].shape)
     return results
 
 
-def _in_packs(indices: list[int], num_packs: int) -> list[list[int]]:
+def _packs(arrays: list[jax.Array], reduction: Reduction) -> list[list[int]]:
+    """Which arrays travel together, as lists of their indices."""
+    alone: list[list[int]] = []
+    groups: dict[Any, list[int]] = {}
+    for index, array in enumerate(arrays):
+        small = array.size < PACKED_BELOW and reduction.num_packs > 0
+        if small or reduction.bytes_per_pack:
+            groups.setdefault(array.dtype, []).append(index)
+        else:
+            alone.append([index])
+    for indices in groups.values():
+        alone += (
+            _by_bytes(indices, arrays, reduction.bytes_per_pack)
+            if reduction.bytes_per_pack
+            else _by_number(indices, reduction.num_packs)
+        )
+    return alone
+
+
+def _by_number(indices: list[int], num_packs: int) -> list[list[int]]:
     size = -(-len(indices) // num_packs)
     return [indices[start : start + size] for start in range(0, len(indices), size)]
+
+
+def _by_bytes(indices: list[int], arrays: list[jax.Array], limit: int) -> list[list[int]]:
+    packs: list[list[int]] = []
+    filled = limit
+    for index in indices:
+        size = arrays[index].size * arrays[index].dtype.itemsize
+        if filled + size > limit:
+            packs.append([])
+            filled = 0
+        packs[-1].append(index)
+        filled += size
+    return packs
 
 
 def _sum_over_replicas(array: jax.Array, reduction: Reduction) -> jax.Array:

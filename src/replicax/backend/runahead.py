@@ -54,12 +54,15 @@ class RunAhead:
 
     Host callbacks of a program must not launch programs: they would wait for themselves.
 
+    Attributes:
+        num_failures: How often programs were found to have failed.
+
     Args:
         limit: Programs in flight; chosen at the first launch from the devices and threads of this
             process if None.
     """
 
-    __slots__ = ("_asked_limit", "_limit", "_lock", "_tokens")
+    __slots__ = ("_asked_limit", "_limit", "_lock", "_tokens", "num_failures")
 
     def __init__(self, limit: int | None = None) -> None:
         if limit is not None and limit < 1:
@@ -69,6 +72,7 @@ class RunAhead:
         # Reentrant, because tracing in a first call may launch again, as may a signal handler.
         self._lock = threading.RLock()
         self._tokens: collections.deque[jax.Array] = collections.deque()
+        self.num_failures = 0
 
     @property
     def limit(self) -> int:
@@ -166,6 +170,7 @@ class RunAhead:
 
     def _drop_all(self, failed: jax.Array, error: Exception) -> None:
         """Awaits and forgets all tokens after `failed` has raised `error`."""
+        self.num_failures += 1
         error.add_note(_LATE_ERROR)
         failures: collections.Counter[str] = collections.Counter()
         while self._tokens:

@@ -226,8 +226,11 @@ def require_outside_run(strategy: Any, call: str) -> None:
             "(replicax.get_strategy())."
         )
     if entry.mode is Mode.REPLICA:
+        then = "call the function itself to run it here"
+        if call != "Strategy.run":  # which merge_fn may not call either
+            then = f"call {call} in merge_fn"
         raise ContextError(
             f"{call} was called inside {describe()}, in replica context. To act across replicas "
             "from there, call replicax.get_replica_context().merge_call(merge_fn, args=...), and "
-            f"call {call} in merge_fn."
+            f"{then}."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import types
 from collections.abc import Mapping
 
@@ -48,3 +49,58 @@ experimental_xla_options=mappingproxy({'xla_cpu_enable_fast_math': True}))
                 "compiler option names to values, such as {'xla_cpu_enable_fast_math': True}."
             )
         object.__setattr__(self, "experimental_xla_options", types.MappingProxyType(dict(options)))
+
+
+class CommunicationImplementation(enum.Enum):
+    """Which library carries the collectives; AUTO leaves it to the platform."""
+
+    AUTO = "AUTO"
+    RING = "RING"
+    NCCL = "NCCL"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CommunicationOptions:
+    """Hints for collectives.
+
+    Attributes:
+        bytes_per_pack: The size of an operand that values are packed into; 0
+            packs all small values of one type together.
+        timeout_seconds: How long a collective may take, where that can be limited.
+        implementation: Which library carries the collectives.
+
+    Example:
+        >>> CommunicationOptions(bytes_per_pack=1 << 20).bytes_per_pack
+        1048576
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation = CommunicationImplementation.AUTO
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int):
+            raise ValueError(f"bytes_per_pack is {self.bytes_per_pack!r}; expected an int.")
+        if self.bytes_per_pack < 0:
+            raise ValueError(f"bytes_per_pack is {self.bytes_per_pack}; expected 0 or more.")
+        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+            raise ValueError(
+                f"timeout_seconds is {self.timeout_seconds}; expected more than 0, or None."
+            )
+        if not isinstance(self.implementation, CommunicationImplementation):
+            names = [f"CommunicationImplementation.{m.name}" for m in CommunicationImplementation]
+            raise ValueError(f"implementation is {self.implementation!r}; expected one of {names}.")
+
+
+def bytes_per_pack_of(options: object) -> int:
+    """The pack size that `options` asks for.
+
+    Raises:
+        TypeError: If it is neither None nor a `CommunicationOptions`.
+    """
+    if options is None:
+        return 0
+    if isinstance(options, CommunicationOptions):
+        return options.bytes_per_pack
+    raise TypeError(f"options is {options!r}; expected CommunicationOptions or None.")

@@ -19,8 +19,11 @@ from replicax.execution.frame import current_frame
 CompiledRun = Callable[..., Any]
 
 
-class HostLoopRequired(Exception):
-    """The function being traced iterates over data on the host."""
+class HostLoopRequired(BaseException):
+    """The function being traced iterates over data on the host.
+
+    Not an Exception, so that user code lets it pass.
+    """
 
 
 class _Loop(threading.local):

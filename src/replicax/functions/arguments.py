@@ -7,6 +7,7 @@ they are and recognised by identity.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -80,15 +81,15 @@ def _hashable(leaf: Any) -> Hashable:
     return type(leaf), leaf
 
 
-def lower(leaf: Any, path: Callable[[], str]) -> Any:
+def lower(leaf: Any, name: Callable[[], str]) -> Any:
     """The array that `leaf` enters the program as; `leaf` itself if it is static."""
     if type(leaf) is PerReplica:
-        return leaf.packed("a per-replica argument")
+        return leaf.packed(name)
     if isinstance(leaf, jax.Array):
         return placement.uncommitted_argument(leaf)
     if isinstance(leaf, (np.ndarray, np.generic)):
         if leaf.dtype.itemsize >= 8:
-            return placement.narrowed(leaf, f"the argument at {path()}")
+            return placement.narrowed(leaf, name())
         return leaf
     if isinstance(leaf, Mirrored):
         return leaf.array()
@@ -96,10 +97,11 @@ def lower(leaf: Any, path: Callable[[], str]) -> Any:
 
 
 def path_of(index: int, leaves: Sequence[Any], structure: Any) -> str:
-    """A readable path of one leaf of the arguments, for errors."""
+    """What to call one leaf of the arguments in an error."""
     if isinstance(structure, int):  # `flatten` found nothing but leaves
-        return f"[0][{index}]"
-    return nest.leaves_with_path(nest.unflatten(structure, leaves))[index][0]
+        return f"the argument at [0][{index}]"
+    pairs = nest.leaves_with_path(nest.unflatten(structure, leaves))
+    return f"the argument at {pairs[index][0]}"
 
 
 def name_of(index: int, structure: Any, fn: Callable[..., Any]) -> str:
@@ -118,6 +120,20 @@ def name_of(index: int, structure: Any, fn: Callable[..., Any]) -> str:
         for path, leaf in nest.leaves_with_path(nested)
     }
     return found[index]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PassedThrough:
+    """Stands in a traced result for an argument that every replica returned as it came."""
+
+    index: int
+
+
+def put_back(result: Any, leaves: Sequence[Any]) -> Any:
+    """`result` with the arguments themselves where they were passed through."""
+    return nest.map_leaves(
+        lambda leaf: leaves[leaf.index] if isinstance(leaf, PassedThrough) else leaf, result
+    )
 
 
 def is_traced(leaf: Any) -> bool:

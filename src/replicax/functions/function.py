@@ -109,7 +109,8 @@ class CallSite:
         program = self._programs.get(key)
         if program is None or not program.is_alive():
             program = self._find_or_compile(key, fn, args, kwargs, strategy, options)
-        return program.launch(self._lowered(leaves, structure))
+        result = program.launch(self._lowered(leaves, structure))
+        return arguments.put_back(result, leaves) if program.returns_arguments else result
 
     def _find_or_compile(
         self,
@@ -189,7 +190,9 @@ class CallSite:
             args, kwargs = nest.unflatten(structure, mine)
             if strategy is None:
                 return counted(*args, **kwargs)
-            return strategy.extended.run_traced(counted, args, kwargs, options)
+            result = strategy.extended.run_traced(counted, args, kwargs, options)
+            passed = {id(mine[index]): arguments.PassedThrough(index) for index in traced_at}
+            return nest.map_leaves(lambda leaf: passed.get(id(leaf), leaf), result)
 
         traced = trace_function(call, arrays, meshes)
         if traced.frame.created:

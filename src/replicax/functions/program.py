@@ -24,7 +24,9 @@ from replicax.core import nest
 from replicax.core.errors import TraceError
 from replicax.execution import epoch
 from replicax.execution.frame import Frame, StateKey, fill_holes
+from replicax.execution.host_loop import HostLoopRequired
 from replicax.execution.varying import refuse_repeated_writes
+from replicax.functions.arguments import PassedThrough
 from replicax.values.distributed import Mirrored, PerReplica
 from replicax.variables.storage import Storage, num_freed, store_all
 
@@ -97,14 +99,23 @@ class _Object:
 def trace_function(
     call: Callable[[list[Any]], Any], arrays: Sequence[Any], meshes: Sequence[ReplicaMesh]
 ) -> TracedFunction:
-    """Traces ``call(arrays)``, whose arguments live on `meshes`."""
+    """Traces ``call(arrays)``, whose arguments live on `meshes`.
+
+    Raises:
+        HostLoopRequired: If it must run as Python; what it created has its initial values.
+    """
     frame = Frame(in_replica=False)
     frame.meshes.extend(meshes)
     box: list[Any] = []
+    dropped: list[HostLoopRequired] = []
 
     def traced(*arrays: Any) -> Any:
         with frame.tracing():
-            result = call(list(arrays))
+            try:
+                result = call(list(arrays))
+            except HostLoopRequired as error:
+                result = None
+                dropped.append(error)
             leaves, structure = nest.flatten(result)
             outputs: list[Any] = []
             results = [_classify(leaf, outputs) for leaf in leaves]
@@ -117,7 +128,11 @@ def trace_function(
     results, structure, num_outputs = box
     jaxpr = fill_holes(closed.jaxpr, len(frame.entered))
     refuse_repeated_writes(jaxpr)
-    return TracedFunction(jaxpr, closed.consts, frame, results, structure, num_outputs)
+    traced_function = TracedFunction(jaxpr, closed.consts, frame, results, structure, num_outputs)
+    for error in dropped:
+        initial_values(traced_function, arrays)  # the user may have kept what was created
+        raise error
+    return traced_function
 
 
 def _classify(leaf: Any, outputs: list[Any]) -> _Output | _Object:
@@ -166,6 +181,14 @@ def _state_or_zeros(key: StateKey) -> Any:
     return jnp.zeros(key.global_shape, key.dtype) if key.array is None else key.array
 
 
+def _await_or_drop(done: list[Any]) -> None:
+    try:
+        done[0][0].block_until_ready()
+    except Exception:
+        done.clear()
+        raise
+
+
 class Program:
     """A traced function, ready to be launched again and again."""
 
@@ -178,6 +201,10 @@ class Program:
         self._fresh = [False] * len(self._written)
         self._structure = traced.structure
         self._results = traced.results
+        self.returns_arguments = any(
+            isinstance(result, _Object) and isinstance(result.value, PassedThrough)
+            for result in traced.results
+        )
         self._donate = donate
         self.mesh = traced.mesh
         self._compiler_options = dict(traced.frame.compiler_options) or None
@@ -185,7 +212,11 @@ class Program:
         self._jitted: dict[bool, Any] = {}
         self._uncommitted: dict[int, compat.Uncommitted] = {}
         self._freed_seen = -1
-        self._plain = [key for key in self._written if key.mesh is None and self.mesh is not None]
+        self._single = [
+            key
+            for key in self._written
+            if key.mesh is None and (self.mesh is not None or key.home is not None)
+        ]
 
     def _prepare(self, traced: TracedFunction) -> tuple[Callable[..., Any], Any]:
         order = {key: index for index, key in enumerate([*self._written, *self._read])}
@@ -218,13 +249,12 @@ class Program:
         Raises:
             LostVariableError: If one was lost in a failed execution.
         """
-        freed = num_freed()
+        freed = num_freed() + RUN_AHEAD.num_failures
         if freed != self._freed_seen:
             for key in (*self._written, *self._read):
-                if key.lost:
-                    key.live_array()  # raises, and names the variable
-                if key.array is None:
+                if key.array is None and not key.lost:
                     return False
+                key.live_array()  # raises if it was lost, and names the variable
             self._freed_seen = freed
         return True
 
@@ -254,6 +284,8 @@ class Program:
             try:
                 # The result must reach `done` before Ctrl-C can be noticed: the inputs are gone.
                 done.extend(map(program, (state,), (constant,), (arrays,)))
+                if not self._donate:  # the old values stay until the new ones are certain
+                    _await_or_drop(done)
             finally:
                 if done:
                     store_all(written, done[0][1], self._fresh)
@@ -267,8 +299,8 @@ class Program:
                 store_all(written, done[0][1], self._fresh)
         if written:
             epoch.advance()
-            for key in self._plain:
-                key.array = placement.one_device(key.live_array())
+            for key in self._single:
+                key.bring_home()
         token, _, outputs = done[0]
         return token, outputs
 

@@ -73,6 +73,11 @@ def _is_spec(node: object) -> bool:
 def _checked(leaf: Any, spec: Spec, what: str) -> Any:
     if isinstance(leaf, PerReplica):
         specs = _per_replica(spec, len(leaf.shapes))
+        if len(specs) != len(leaf.shapes):
+            raise SignatureError(
+                f"{what} has {len(leaf.shapes)} components, but its input_signature declares "
+                f"{len(specs)} replicas: {spec}."
+            )
         for shape, one in zip(leaf.shapes, specs, strict=True):
             if not one.is_compatible_with(shape, leaf.dtype):
                 raise SignatureError(_mismatch(what, shape, leaf.dtype, one))

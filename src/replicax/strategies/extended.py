@@ -1,13 +1,15 @@
-"""`StrategyExtended`: everything a strategy does, behind the verbs of `Strategy`.
+"""`StrategyExtended`: what optimizers, layers and metrics are written with.
 
-Strategies differ in their mesh, in how variables are created and in how values
-are reduced; a subclass overrides those. The rest is the same for all.
+The documented methods for code that must know about distribution. Running
+functions and handling their values is in `strategies.replication`. To write a
+strategy of your own, subclass this; the table in ``docs/your_own_strategy.md``
+lists what to override.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,269 +19,81 @@ from jax.core import Tracer
 
 from replicax.backend import compat, devices, placement
 from replicax.backend.collectives import Reduction
-from replicax.backend.mesh import ReplicaMesh
 from replicax.context import stack
-from replicax.context.eager_peers import EagerPeers, EagerSession
-from replicax.context.replica import ReplicaContext
-from replicax.context.solo import EagerSoloPeers, SoloPeers
-from replicax.core import nest, notices
+from replicax.core import nest
 from replicax.core.enums import ReduceOp
 from replicax.core.errors import ContextError, DistributedValueError
-from replicax.core.options import RunOptions
-from replicax.core.protocols import CompiledCallable
-from replicax.core.value_context import ValueContext
-from replicax.execution import epoch
-from replicax.execution.eager import ReplicaThreads
+from replicax.core.options import bytes_per_pack_of
 from replicax.execution.frame import current_frame
-from replicax.execution.host_loop import compiled_run_of_loop
-from replicax.input import splitting
+from replicax.strategies.replication import Replication, component_of, without_views
 from replicax.values.distributed import ComponentView, DistributedValues, Mirrored, PerReplica
-from replicax.values.reduce import gather_leaf, reduce_leaf
-from replicax.values.regroup import regroup, select
-from replicax.values.traced import TracedMirrored, TracedPerReplica
-from replicax.variables.capture import check_run_options, run_traced
-from replicax.variables.creation import build_variable
+from replicax.values.reduce import reduce_leaves
+from replicax.values.regroup import select
+from replicax.values.traced import TracedMirrored
+from replicax.variables.colocation import colocated_on
 from replicax.variables.distributed import DistributedVariable
 from replicax.variables.update import UpdateSession
 from replicax.variables.variable import Variable
 
-_DEFAULT_OPTIONS = RunOptions()
-_serials = itertools.count(1)
 
-
-class StrategyExtended:
-    """What libraries that must know about distribution are written with.
+class StrategyExtended(Replication):
+    """Additional methods for algorithms that must know about distribution.
 
     Args:
         container_strategy: The strategy this belongs to.
 
-    Attributes:
-        serial: A number that no other strategy of this process has or will have.
+    Example:
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     v = rx.Variable(1.0)
+        >>> def merge_fn(strategy, gradient):
+        ...     total = strategy.extended.reduce_to("SUM", gradient, destinations=v)
+        ...     strategy.extended.update(v, lambda v, g: v.assign_sub(g), args=(total,))
+        >>> def replica_fn():
+        ...     rx.get_replica_context().merge_call(merge_fn, args=(rx.grad(lambda: 0.1 * v, v),))
+        >>> strategy.run(replica_fn)
+        >>> v.numpy()
+        array(0.8, dtype=float32)
     """
-
-    def __init__(self, container_strategy: Any) -> None:
-        """Prepares for `container_strategy`; subclasses then set `_mesh`."""
-        self._container_strategy = container_strategy
-        self.serial = next(_serials)
-        self._threads: ReplicaThreads | None = None
-        self._mesh: ReplicaMesh | None = None
-        self._reduction = Reduction()
 
     # -- what a strategy is ------------------------------------------------------------------
 
     @property
-    def mesh(self) -> ReplicaMesh:
-        """The devices of the replicas."""
-        if self._mesh is None:
-            raise ContextError(f"{type(self).__name__} has set no mesh in its __init__.")
-        return self._mesh
-
-    @property
-    def reduction(self) -> Reduction:
-        """How values of different replicas are added."""
-        return self._reduction
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """How many replicas run in step."""
-        return self.mesh.num_replicas
-
-    @property
-    def worker_devices(self) -> tuple[str, ...]:
-        """The device of each replica."""
-        return tuple(devices.device_name(device) for device in self.mesh.devices)
-
-    @property
-    def parameter_devices(self) -> tuple[str, ...]:
-        """The devices that hold variables."""
-        return self.worker_devices
+    def experimental_between_graph(self) -> bool:
+        """Whether every worker builds the program for itself."""
+        return False
 
     @property
     def experimental_require_static_shapes(self) -> bool:
         """Whether shapes must be known and equal: no."""
         return False
 
-    def create_variable(self, **options: Any) -> Variable:
-        """Creates a variable for code in this strategy's scope."""
-        return build_variable(mesh=self.mesh, strategy=self._container_strategy, **options)
+    @property
+    def experimental_should_init(self) -> bool:
+        """Whether this worker initialises variables."""
+        return True
 
-    # -- run ---------------------------------------------------------------------------------
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this worker saves checkpoints."""
+        return True
 
-    def run(
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this worker writes summaries."""
+        return True
+
+    # -- combining values --------------------------------------------------------------------
+
+    def reduce_to(
         self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: RunOptions | None,
+        reduce_op: Any,
+        value: Any,
+        destinations: Any,
+        options: Any = None,
+        experimental_hints: Any = None,
     ) -> Any:
-        """Runs `fn` on every replica: compiled where that was asked for, else eagerly."""
-        entry = stack.top()
-        if entry is not None and entry.mode in (stack.Mode.MERGE, stack.Mode.UPDATE):
-            raise ContextError(
-                f"Strategy.run was called inside {stack.describe()}, while the replicas wait. Do "
-                "the work in the replica function, before or after merge_call."
-            )
-        if not callable(fn):
-            raise TypeError(f"Strategy.run needs a callable as fn; got {fn!r}.")
-        if options is not None and not isinstance(options, RunOptions):
-            raise TypeError(f"options of Strategy.run is {options!r}; expected a RunOptions.")
-        if isinstance(fn, CompiledCallable):
-            return fn.run_replicated(self._container_strategy, args, kwargs, options)
-        compiled_run = compiled_run_of_loop()
-        if compiled_run is not None and current_frame() is None:
-            return compiled_run(self._container_strategy, fn, args, kwargs, options)
-        return self.call_for_each_replica_inline(fn, args, kwargs, options)
-
-    def call_for_each_replica(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...] | list[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Runs `fn` once per replica, in replica context."""
-        stack.require_outside_run(self._container_strategy, "extended.call_for_each_replica")
-        return self.run(fn, tuple(args), dict(kwargs or {}), None)
-
-    def call_for_each_replica_inline(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: RunOptions | None,
-    ) -> Any:
-        """Runs `fn` as part of the program being traced, or eagerly outside of one."""
-        if current_frame() is not None:
-            return self.run_traced(fn, args, kwargs, options)
-        if compat.is_transforming():
-            raise ContextError(
-                "Strategy.run was called inside a JAX transformation (jit, grad, vmap, scan) that "
-                "Replicax did not start. Use replicax.function instead of jax.jit, and take "
-                "gradients inside the replica function."
-            )
-        check_run_options(options or _DEFAULT_OPTIONS, nest.flatten((args, kwargs))[0])
-        _check_fit((args, kwargs))
-        if options is not None and options.experimental_xla_options:
-            notices.notify_once(
-                "eager xla options",
-                "RunOptions.experimental_xla_options has no effect on an eager run: there is no "
-                "program to compile. Put replicax.function around the function.",
-            )
-        if self.num_replicas_in_sync == 1:
-            return self._run_alone(fn, args, kwargs)
-        return self._run_on_threads(fn, args, kwargs)
-
-    def run_traced(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: RunOptions | None,
-    ) -> Any:
-        """Runs `fn` on every replica as part of the program being traced."""
-        frame = current_frame()
-        assert frame is not None
-        return run_traced(
-            self._container_strategy,
-            fn,
-            args,
-            kwargs,
-            frame=frame,
-            mesh=self.mesh,
-            reduction=self.reduction,
-            options=options or _DEFAULT_OPTIONS,
-        )
-
-    def _run_alone(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        strategy = self._container_strategy
-        context = ReplicaContext.of(strategy, self._solo_peers())
-        args, kwargs = select((args, kwargs), 0)
-        try:
-            with (
-                stack.entered(stack.Entry(strategy, stack.Mode.REPLICA, context)),
-                jax.default_device(self.mesh.devices[0]),
-                epoch.replica_token(0),
-            ):
-                result = fn(*args, **kwargs)
-        finally:
-            context.end()
-        return _without_views(result)
-
-    def _solo_peers(self) -> SoloPeers:
-        return EagerSoloPeers(self._container_strategy)
-
-    def _run_on_threads(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        strategy, mesh = self._container_strategy, self.mesh
-        if self._threads is None:
-            self._threads = ReplicaThreads(mesh.num_replicas)
-        session = EagerSession(strategy, mesh, self._threads, self.reduction)
-        session.remember((args, kwargs))
-        contexts = [
-            ReplicaContext.of(strategy, EagerPeers(session, replica_id))
-            for replica_id in range(mesh.num_replicas)
-        ]
-        surroundings = compat.capture_thread_state()
-
-        def task(replica_id: int) -> Any:
-            own_args, own_kwargs = select((args, kwargs), replica_id)
-            entry = stack.Entry(strategy, stack.Mode.REPLICA, contexts[replica_id])
-            with (
-                surroundings(),
-                stack.replaced_by(entry),
-                jax.default_device(mesh.devices[replica_id]),
-                epoch.replica_token(replica_id),
-            ):
-                return fn(*own_args, **own_kwargs)
-
-        try:
-            results = self._threads.run([lambda i=i: task(i) for i in range(mesh.num_replicas)])
-        finally:
-            for context in contexts:
-                context.end()
-        arguments = {id(leaf) for leaf in nest.flatten((args, kwargs))[0]}
-        return regroup(results, mesh, find_mirrored=session.find_mirrored, arguments=arguments)
-
-    # -- values ------------------------------------------------------------------------------
-
-    def reduce(self, op: ReduceOp, value: Any, axis: Any) -> Any:
-        """Combines a nest across replicas and, with `axis`, over that dim."""
-        axis = tuple(axis) if isinstance(axis, list) else axis
-        return nest.map_leaves(
-            lambda leaf: reduce_leaf(op, leaf, axis, self.mesh, self.reduction), value
-        )
-
-    def gather(self, value: Any, axis: int) -> Any:
-        """Concatenates a nest over all replicas."""
-        return nest.map_leaves(lambda leaf: gather_leaf(leaf, axis, self.mesh), value)
-
-    def local_results(self, value: Any) -> tuple[Any, ...]:
-        """The components of `value` on this worker."""
-        if isinstance(value, DistributedValues):
-            return tuple(value.values)  # pyright: ignore[reportAttributeAccessIssue]
-        leaves = nest.flatten(value)[0]
-        if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
-            return (value,)
-        return tuple(
-            nest.map_leaves(lambda leaf, i=i: _component(leaf, i), value)
-            for i in range(self.num_replicas_in_sync)
-        )
-
-    def values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """One value per replica."""
-        count = self.num_replicas_in_sync
-        values = [value_fn(ValueContext(i, count)) for i in range(count)]
-        return nest.transpose(values, lambda leaves: PerReplica(self.mesh, components=leaves))
-
-    def distribute_batch(self, batch: Any) -> Any:
-        """Divides one global batch among the replicas."""
-        return splitting.distribute_batch(batch, self.mesh)
-
-    # -- updating variables ------------------------------------------------------------------
-
-    def reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any = None) -> Any:
         """Combines `value` across replicas and puts the result where `destinations` is.
 
         Args:
@@ -288,38 +102,73 @@ class StrategyExtended:
             destinations: A variable or a value on several devices (the result is
                 then mirrored there), or one device (the result is then bare).
             options: Hints for the collective.
+            experimental_hints: The same, by its older name.
         """
-        del options
-        stack.require_outside_run(self._container_strategy, "extended.reduce_to")
-        op = ReduceOp.parse(reduce_op)
-        reduced = reduce_leaf(op, value, None, self.mesh, self.reduction)
-        return self._placed(reduced, destinations)
+        pairs = [(value, destinations)]
+        return self.batch_reduce_to(reduce_op, pairs, options, experimental_hints)[0]
 
     def batch_reduce_to(
         self,
         reduce_op: Any,
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: Any = None,
+        experimental_hints: Any = None,
     ) -> list[Any]:
-        """`reduce_to` for many pairs, in their order."""
+        """`reduce_to` for many pairs at once, in their order; small values travel together."""
+        stack.require_outside_run(self._container_strategy, "extended.batch_reduce_to")
+        op = ReduceOp.parse(reduce_op)
+        pairs = list(value_destination_pairs)
+        reduced = reduce_leaves(
+            op, [value for value, _ in pairs], self.mesh, self._hinted(options, experimental_hints)
+        )
         return [
-            self.reduce_to(reduce_op, value, destinations, options)
-            for value, destinations in value_destination_pairs
+            self._placed(value, destinations)
+            for value, (_, destinations) in zip(reduced, pairs, strict=True)
         ]
 
+    def _hinted(self, options: Any, experimental_hints: Any) -> Reduction:
+        hints = experimental_hints if options is None else options
+        return self.reduction.with_bytes_per_pack(bytes_per_pack_of(hints))
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """`tensor` on all devices of `destinations`: mirrored on several, bare on one."""
+        stack.require_outside_run(self._container_strategy, "extended.broadcast_to")
+        if isinstance(tensor, PerReplica):
+            raise DistributedValueError(
+                "extended.broadcast_to got a PerReplica value, which is already different on every "
+                "device. Combine it first with extended.reduce_to."
+            )
+        value = tensor.read_value() if isinstance(tensor, Mirrored) else jnp.asarray(tensor)
+        return self._placed(value, destinations)
+
     def _placed(self, value: Any, destinations: Any) -> Any:
-        if isinstance(destinations, (str, jax.Device)):
-            device = devices.resolve_device(destinations)
+        names = self._devices_of(destinations)
+        if names is not None and len(names) == 1:
             if isinstance(value, Tracer):
                 return value
-            return compat.uncommitted(jax.device_put(value, device))
-        if self.num_replicas_in_sync == 1 or not isinstance(destinations, DistributedValues):
+            return compat.uncommitted(jax.device_put(value, devices.resolve_device(names[0])))
+        if names is None or self.num_replicas_in_sync == 1:
             return value
         frame = current_frame()
         if frame is not None:
-            kind = TracedMirrored if frame.in_replica else None
-            return Mirrored(self.mesh, array=value) if kind is None else kind(self.mesh, value)
+            if frame.in_replica:
+                return TracedMirrored(self.mesh, value)
+            return Mirrored(self.mesh, array=value)
         return Mirrored(self.mesh, array=placement.replicate(value, self.mesh))
+
+    def _devices_of(self, destinations: Any) -> tuple[Any, ...] | None:
+        """The devices that `destinations` names or lives on; None for an undistributed value."""
+        if isinstance(destinations, DistributedVariable):
+            return tuple(map(devices.device_name, destinations.devices_in_order))
+        if isinstance(destinations, DistributedValues):
+            return self.worker_devices
+        if isinstance(destinations, (tuple, list)):
+            return tuple(devices.device_name(d) for d in devices.resolve_devices(destinations))
+        if isinstance(destinations, (str, jax.Device, devices.LogicalDevice)):
+            return (devices.device_name(devices.resolve_device(destinations)),)
+        return None
+
+    # -- updating variables ------------------------------------------------------------------
 
     def update(
         self,
@@ -345,23 +194,79 @@ class StrategyExtended:
             return entry.replica_context.together("extended.update", call, (args, kwargs))
         if not isinstance(var, DistributedVariable):
             return fn(var, *args, **kwargs)
-        _refuse_per_replica(var, (args, kwargs))
-        results = (
-            self._update_copies(var, fn, args, kwargs)
-            if current_frame() is None
-            else self._update_traced(var, fn, args, kwargs)
+        _refuse_per_replica(f"extended.update of variable {var.name!r}", (args, kwargs))
+
+        def update_copy(copy: Any, args: Any, kwargs: Any) -> Any:
+            return fn(copy, *args, **kwargs)
+
+        copies = (var, *var.values)
+        return self._in_update_context(
+            update_copy, copies, args, kwargs, var.devices_in_order, group
         )
+
+    def update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] | list[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Calls ``fn(*args, **kwargs)`` on every device of `colocate_with`, in update context.
+
+        Args:
+            colocate_with: What `non_slot_devices` returned.
+            fn: Updates variables that are there.
+            args: Values for `fn`; mirrored ones are unwrapped for each device.
+            kwargs: The same by keyword.
+            group: Whether results are merged; False gives a list per leaf.
+        """
+        stack.require_outside_run(self._container_strategy, "extended.update_non_slot")
+        args, kwargs = tuple(args), dict(kwargs or {})
+        _refuse_per_replica("extended.update_non_slot", (args, kwargs))
+        names = self._devices_of(colocate_with) or self.parameter_devices
+        places = tuple(devices.resolve_device(name) for name in names)
+        copies = (None,) * (len(places) + 1)
+        call = lambda _, args, kwargs: fn(*args, **kwargs)  # noqa: E731
+        return self._in_update_context(call, copies, args, kwargs, places, group)
+
+    def _in_update_context(
+        self,
+        call: Callable[[Any, Any, Any], Any],
+        copies: Sequence[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        places: Sequence[Any],
+        group: bool,
+    ) -> Any:
+        """Calls once per place; in a trace once, with the whole (the first of `copies`)."""
+        strategy = self._container_strategy
+        results = []
+        if current_frame() is not None:
+            own_args, own_kwargs = select((args, kwargs), 0)
+            with stack.entered(stack.Entry(strategy, stack.Mode.UPDATE)):
+                result = call(copies[0], own_args, own_kwargs)
+            for index in range(len(places)):
+                results.append(nest.map_leaves(lambda leaf, i=index: component_of(leaf, i), result))
+        else:
+            session = UpdateSession(len(places))
+            for index, device in enumerate(places):
+                own_args, own_kwargs = select((args, kwargs), index)
+                entry = stack.Entry(strategy, stack.Mode.UPDATE, copy_id=index, update=session)
+                with stack.entered(entry), jax.default_device(device):
+                    results.append(call(copies[index + 1], own_args, own_kwargs))
+            session.commit()
         if not group:
             return nest.transpose(results, list)
-        if self.num_replicas_in_sync == 1:
-            return _without_views(results[0])
+        if len(places) == 1:
+            return without_views(results[0])
         return nest.transpose(results, self._merge_update)
 
     def _merge_update(self, leaves: tuple[Any, ...]) -> Any:
         """One result of the updates of all copies: made from mirrored values, so mirrored."""
         first = leaves[0]
         if not isinstance(first, (jax.Array, np.ndarray, np.generic)):
-            return _without_views(first)
+            return without_views(first)
         frame = current_frame()
         if frame is None:
             return Mirrored(self.mesh, components=[jnp.asarray(leaf) for leaf in leaves])
@@ -369,29 +274,40 @@ class StrategyExtended:
             return TracedMirrored(self.mesh, jnp.asarray(first))
         return Mirrored(self.mesh, array=jnp.asarray(first))
 
-    def _update_traced(self, var: Any, fn: Any, args: Any, kwargs: Any) -> list[Any]:
-        """One call stands for all copies: they are updated by the same program."""
-        args, kwargs = select((args, kwargs), 0)
-        with stack.entered(stack.Entry(self._container_strategy, stack.Mode.UPDATE)):
-            result = fn(var, *args, **kwargs)
+    # -- variables ---------------------------------------------------------------------------
 
-        return [
-            nest.map_leaves(lambda leaf, i=i: _component(leaf, i), result)
-            for i in range(self.num_replicas_in_sync)
-        ]
+    @contextlib.contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+        """Variables created inside are on the devices of `colocate_with_variable`.
 
-    def _update_copies(self, var: Any, fn: Any, args: Any, kwargs: Any) -> list[Any]:
-        session = UpdateSession(self.num_replicas_in_sync)
-        results = []
-        for index, device in enumerate(self.mesh.devices):
-            own_args, own_kwargs = select((args, kwargs), index)
-            entry = stack.Entry(
-                self._container_strategy, stack.Mode.UPDATE, copy_id=index, update=session
+        Args:
+            colocate_with_variable: A variable of this strategy, or what
+                `non_slot_devices` returned.
+
+        Raises:
+            ContextError: Outside this strategy's scope.
+        """
+        strategy = self._container_strategy
+        if stack.get_strategy() is not strategy:
+            raise ContextError(
+                f"extended.colocate_vars_with of {strategy!r} was called inside {stack.describe()}. "
+                "Call it inside `with strategy.scope():`."
             )
-            with stack.entered(entry), jax.default_device(device):
-                results.append(fn(var.values[index], *own_args, **own_kwargs))
-        session.commit()
-        return results
+        if isinstance(colocate_with_variable, Variable):
+            self._require_own(colocate_with_variable, "extended.colocate_vars_with")
+        names = self._devices_of(colocate_with_variable)
+        with colocated_on(None if names is None else devices.resolve_devices(names)):
+            yield
+
+    def non_slot_devices(self, var_list: Sequence[Any]) -> tuple[str, ...]:
+        """The devices for state of an optimizer that belongs to no single variable."""
+        del var_list
+        return self.parameter_devices
+
+    def read_var(self, v: Any) -> Any:
+        """The value of `v`; of a sync-on-read variable the aggregate."""
+        self._require_own(v, "extended.read_var")
+        return v.read_value()
 
     def value_container(self, value: Any) -> Any:
         """The variable that `value` is a copy of, or `value` itself."""
@@ -403,32 +319,20 @@ class StrategyExtended:
         """Whether `v` was created in this strategy's scope."""
         return isinstance(v, Variable) and v.strategy is self._container_strategy
 
-
-def _component(leaf: Any, index: int) -> Any:
-    return leaf.values[index] if isinstance(leaf, DistributedValues) else leaf  # pyright: ignore
-
-
-def _check_fit(arguments: Any) -> None:
-    """Refuses 64-bit host arrays that JAX would truncate as soon as they are used."""
-    for path, leaf in nest.leaves_with_path(arguments):
-        for value in leaf.parts() if isinstance(leaf, PerReplica) else (leaf,):
-            if isinstance(value, (np.ndarray, np.generic)):
-                placement.narrowed(value, f"the argument of run at {path}")
-
-
-def _without_views(result: Any) -> Any:
-    def merged(leaf: Any) -> Any:
-        if isinstance(leaf, ComponentView) and leaf.container is not None:
-            return leaf.container
-        return leaf
-
-    return nest.map_leaves(merged, result)
-
-
-def _refuse_per_replica(var: Any, arguments: Any) -> None:
-    for path, leaf in nest.leaves_with_path(arguments):
-        if isinstance(leaf, (PerReplica, TracedPerReplica)):
+    def _require_own(self, v: Any, call: str) -> None:
+        if not isinstance(v, Variable):
+            raise DistributedValueError(f"{call} needs a variable; got {v!r}.")
+        if v.strategy is not None and v.strategy is not self._container_strategy:
             raise DistributedValueError(
-                f"extended.update of variable {var.name!r} got a PerReplica value at {path}. "
-                "Reduce it first: extended.reduce_to(op, value, destinations=variable)."
+                f"{call} of {self._container_strategy!r} got variable {v.name!r}, which was created "
+                f"under {v.strategy!r}."
+            )
+
+
+def _refuse_per_replica(call: str, arguments: Any) -> None:
+    for path, leaf in nest.leaves_with_path(arguments):
+        if isinstance(leaf, PerReplica):
+            raise DistributedValueError(
+                f"{call} got a PerReplica value at {path}. Reduce it first: "
+                "extended.reduce_to(op, value, destinations=variable)."
             )

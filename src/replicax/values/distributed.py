@@ -8,7 +8,7 @@ Nothing here knows of variables, contexts or strategies.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self
 
 import jax
@@ -164,22 +164,26 @@ class PerReplica(RefusedOperators, DistributedValues):
             self._type_key = (id(self.mesh), self.shapes, self.dtype)
         return self._type_key
 
-    def packed(self, leaf: str = "a per-replica value") -> jax.Array:
+    def packed(self, name: str | Callable[[], str] = "a per-replica value") -> jax.Array:
         """All components as one array over the replicas' devices, padded if they are uneven.
 
+        Args:
+            name: What to call the value in an error.
+
         Raises:
-            DistributedValueError: If a component is no array or number.
+            DistributedValueError: If a component is no number and no array of numbers.
         """
         if self._packed is None:
-            self._packed = self._pack(leaf)
+            self._packed = self._pack(name if isinstance(name, str) else name())
         return self._packed
 
     def _require_arrays(self, leaf: str) -> None:
         for replica_id, value in enumerate(self.values):
             if not placement.is_array_like(value):
                 raise DistributedValueError(
-                    f"{leaf}: replica {replica_id} holds {value!r}, which is no array or number "
-                    "and cannot enter a compiled run. Call run outside function, or convert it."
+                    f"{leaf}: replica {replica_id} holds {value!r}, which is no number and no "
+                    "array of numbers, and cannot enter a compiled run. Call run outside function, "
+                    "or convert it."
                 )
 
     def _pack(self, leaf: str) -> jax.Array:

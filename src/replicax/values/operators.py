@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,12 @@ _UNARY = {"neg": operator.neg, "pos": operator.pos, "abs": operator.abs, "invert
 _CONVERSIONS = ("bool", "int", "float", "complex", "index", "len", "iter", "round", "divmod")
 
 
+class _Operator:
+    """The type of an operator, for type checkers."""
+
+    def __call__(self, *operands: Any) -> Any: ...
+
+
 class ArrayOperators:
     """Behaves as the array that `read_value` returns.
 
@@ -48,6 +54,15 @@ class ArrayOperators:
     """
 
     __slots__ = ()
+    __array_priority__ = 100  # makes NumPy arrays on the left leave the operator to us
+
+    if TYPE_CHECKING:  # installed below, out of a table
+        __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = _Operator()
+        __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = _Operator()
+        __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __and__ = __rand__ = _Operator()
+        __or__ = __ror__ = __xor__ = __rxor__ = __lshift__ = __rshift__ = _Operator()
+        __lt__ = __le__ = __gt__ = __ge__ = _Operator()
+        __neg__ = __pos__ = __abs__ = __invert__ = _Operator()
 
     def read_value(self) -> jax.Array:
         """The array this object stands for, now."""
@@ -112,6 +127,7 @@ class RefusedOperators:
     """Answers every use as an array with the error that `_refuse` builds."""
 
     __slots__ = ()
+    __array_priority__ = 100
 
     def _refuse(self, use: str) -> Exception:
         raise NotImplementedError

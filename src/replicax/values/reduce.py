@@ -75,45 +75,84 @@ def reduce_leaf(
     return array * jnp.asarray(mesh.num_replicas, array.dtype)
 
 
+def reduce_leaves(
+    op: ReduceOp, values: Sequence[Any], mesh: ReplicaMesh, reduction: Reduction
+) -> list[Any]:
+    """Every value combined across the replicas; small ones travel together."""
+    results: list[Any] = [None] * len(values)
+    traced, packed = [], []
+    for index, value in enumerate(values):
+        if isinstance(value, TracedPerReplica):
+            traced.append(index)
+        elif isinstance(value, PerReplica):
+            _check_even(value)
+            packed.append(index)
+        else:
+            results[index] = reduce_leaf(op, value, None, mesh, reduction)
+    local = [values[index].local for index in traced]
+    for index, result in zip(
+        traced, collectives.all_reduce(op, local, mesh.num_replicas, reduction), strict=True
+    ):
+        results[index] = result
+    chosen = [values[index] for index in packed]
+    for index, result in zip(packed, _reduce_packed(op, chosen, None, reduction), strict=True):
+        results[index] = result
+    return results
+
+
+def _check_even(value: PerReplica) -> None:
+    if value.is_uneven:
+        raise ReductionError(
+            f"components have different shapes {list(value.shapes)} and cannot be combined "
+            "elementwise. Pass axis=0 to reduce over the batch dim too."
+        )
+
+
 def _reduce_per_replica(
     op: ReduceOp, value: PerReplica, axis: Axis, reduction: Reduction
 ) -> jax.Array:
-    shapes = value.shapes
-    axis = check_axis(axis, shapes[0])
-    if axis is None and value.is_uneven:
-        raise ReductionError(
-            f"components have different shapes {list(shapes)} and cannot be combined elementwise. "
-            "Pass axis=0 to reduce over the batch dim too."
-        )
-    if value.is_uneven:
-        assert axis is not None
+    axis = check_axis(axis, value.shapes[0])
+    if axis is None:
+        _check_even(value)
+    elif value.is_uneven:
         return _reduce_uneven(op, value, axis)
-    packed = value.packed()
-    scalar = not shapes[0]
-    reducer = _reducer(op, axis, value.mesh, scalar, reduction)
-    if isinstance(packed, Tracer):
+    return _reduce_packed(op, [value], axis, reduction)[0]
+
+
+def _reduce_packed(
+    op: ReduceOp, values: Sequence[PerReplica], axis: Axis, reduction: Reduction
+) -> list[jax.Array]:
+    if not values:
+        return []
+    packed = [value.packed() for value in values]
+    scalars = tuple(not value.shapes[0] for value in values)
+    reducer = _reducer(op, axis, values[0].mesh, scalars, reduction)
+    if any(isinstance(array, Tracer) for array in packed):
         return reducer(packed)[1]
-    return placement.one_device(launch(reducer, packed))
+    return [placement.one_device(total) for total in launch(reducer, packed)]
 
 
 @functools.cache
 def _reducer(
-    op: ReduceOp, axis: Axis, mesh: ReplicaMesh, scalar: bool, reduction: Reduction
+    op: ReduceOp, axis: Axis, mesh: ReplicaMesh, scalars: tuple[bool, ...], reduction: Reduction
 ) -> Any:
-    def component(part: jax.Array) -> tuple[jax.Array, jax.Array]:
-        local = part.reshape(()) if scalar else part
-        count = 1
-        if axis is not None:
-            count = _count(local.shape, axis)
-            local = local.sum(axis)
+    def components(parts: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+        locals_, counts = [], []
+        for part, scalar in zip(parts, scalars, strict=True):
+            local, count = part.reshape(()) if scalar else part, 1
+            if axis is not None:
+                count = _count(local.shape, axis)
+                local = local.sum(axis)
+            if op is ReduceOp.MEAN:
+                local = local.astype(collectives.as_mean_dtype(local.dtype))
+            locals_.append(local)
+            counts.append(count * mesh.num_replicas)
+        totals = collectives.all_reduce(ReduceOp.SUM, locals_, mesh.num_replicas, reduction)
         if op is ReduceOp.MEAN:
-            local = local.astype(collectives.as_mean_dtype(local.dtype))
-        (total,) = collectives.all_reduce(ReduceOp.SUM, [local], mesh.num_replicas, reduction)
-        if op is ReduceOp.MEAN:
-            total = _divide(total, count * mesh.num_replicas)
-        return jnp.zeros((), jnp.int32), total
+            totals = [_divide(t, count) for t, count in zip(totals, counts, strict=True)]
+        return jnp.zeros((), jnp.int32), totals
 
-    return jax.jit(collectives.per_replica_map(component, mesh, replicated_out=True))
+    return jax.jit(collectives.per_replica_map(components, mesh, replicated_out=True))
 
 
 def _reduce_uneven(op: ReduceOp, value: PerReplica, axis: Axis) -> jax.Array:

@@ -19,10 +19,12 @@ from replicax.backend.mesh import ReplicaMesh
 from replicax.context import stack
 from replicax.core.enums import VariableAggregation, VariableSynchronization
 from replicax.core.errors import TraceError, VariableError
+from replicax.core.typing import Device
 from replicax.execution.frame import current_frame
 from replicax.values.distributed import PerReplica
 from replicax.values.operators import plain
 from replicax.values.traced import TracedPerReplica
+from replicax.variables.central import CentralVariable
 from replicax.variables.mirrored import MirroredVariable
 from replicax.variables.plain import PlainVariable
 from replicax.variables.storage import Storage
@@ -112,10 +114,11 @@ def build_variable(
     dtype: Any,
     synchronization: VariableSynchronization,
     aggregation: VariableAggregation,
-    mesh: ReplicaMesh | None,
     strategy: Any,
+    mesh: ReplicaMesh | None = None,
+    home: Device | None = None,
 ) -> Variable:
-    """A variable on `mesh`, or an undistributed one if that is None.
+    """A variable on `mesh`, or one copy on `home`, or an undistributed one.
 
     Args:
         initial_value: As given by the user, or one per replica.
@@ -124,26 +127,28 @@ def build_variable(
         dtype: As given.
         synchronization: As given.
         aggregation: As given.
-        mesh: The devices of the copies.
         strategy: The strategy that owns the variable, or None.
+        mesh: The devices of the copies.
+        home: The device of a single copy.
     """
     name = "Variable" if name is None else name
     on_read = synchronization is VariableSynchronization.ON_READ
     value = _initial_value(initial_value, dtype, name)
-    _check_properties(name, value.dtype, synchronization, aggregation, mesh)
+    _check_properties(name, value.dtype, synchronization, aggregation, strategy)
     storage = Storage(
         name,
         tuple(value.shape),
         np.dtype(value.dtype),
         mesh=mesh,
+        home=home,
         per_replica=on_read and mesh is not None,
     )
-    kind = PlainVariable
+    kind = PlainVariable if home is None else CentralVariable
     if mesh is not None:
         kind = SyncOnReadVariable if on_read else MirroredVariable
     variable = kind(
         storage,
-        strategy=strategy if mesh is not None else None,
+        strategy=None if kind is PlainVariable else strategy,
         trainable=not on_read if trainable is None else bool(trainable),
         synchronization=synchronization,
         aggregation=aggregation,
@@ -192,7 +197,7 @@ def _check_properties(
     dtype: Any,
     synchronization: VariableSynchronization,
     aggregation: VariableAggregation,
-    mesh: ReplicaMesh | None,
+    strategy: Any,
 ) -> None:
     for label, value, kind in (
         ("synchronization", synchronization, VariableSynchronization),
@@ -203,7 +208,7 @@ def _check_properties(
                 f"{label} of variable {name!r} is {value!r}; expected one of "
                 f"{[f'{kind.__name__}.{member.name}' for member in kind]}."
             )
-    if synchronization is VariableSynchronization.NONE and mesh is not None:
+    if synchronization is VariableSynchronization.NONE and strategy is not None:
         raise VariableError(
             f"variable {name!r} has synchronization=NONE, which no strategy can keep consistent. "
             "Use AUTO, ON_WRITE or ON_READ, or create it outside the scope."

@@ -9,6 +9,7 @@ import jax
 
 from replicax.context import stack
 from replicax.core.errors import ContextError, VariableError
+from replicax.core.typing import Device
 from replicax.execution.frame import current_frame
 from replicax.values.distributed import ComponentView, DistributedValues, register_as_array
 from replicax.values.operators import ArrayOperators
@@ -39,10 +40,16 @@ class DistributedVariable(Variable, DistributedValues):
     def values(self) -> tuple[VariableCopy, ...]:
         """One view per copy, the same objects each time."""
         if self._views is None:
-            mesh = self._storage.mesh
-            assert mesh is not None
-            self._views = tuple(VariableCopy(self, i) for i in range(mesh.num_replicas))
+            count = len(self.devices_in_order)
+            self._views = tuple(VariableCopy(self, i) for i in range(count))
         return self._views
+
+    @property
+    def devices_in_order(self) -> tuple[Device, ...]:
+        """The device of each copy."""
+        mesh = self._storage.mesh
+        assert mesh is not None
+        return mesh.devices
 
     def __repr__(self) -> str:
         rows = "\n".join(f"  {index}: {view!r}," for index, view in enumerate(self.values))

@@ -60,7 +60,7 @@ class MirroredVariable(DistributedVariable):
         self._apply_to_all(method, converted(value, self._storage, method))
 
     def _apply_in_replica(self, context: Any, method: str, value: Any) -> None:
-        if self._aggregation is VariableAggregation.NONE and self._num_copies > 1:
+        if self._aggregation is VariableAggregation.NONE and self._num_replicas > 1:
             require_no_copy_drift(self, method)
         value = converted(value, self._storage, method)
         context.together(
@@ -70,16 +70,13 @@ class MirroredVariable(DistributedVariable):
         )
 
     @property
-    def _num_copies(self) -> int:
-        mesh = self._storage.mesh
-        assert mesh is not None
-        return mesh.num_replicas
+    def _num_replicas(self) -> int:
+        return self._strategy.num_replicas_in_sync
 
     def _combined(self, value: Any, method: str) -> Any:
         """The values of all replicas as one, by the aggregation."""
-        mesh = self._storage.mesh
-        assert mesh is not None
-        if self._num_copies == 1 or self._aggregation is VariableAggregation.NONE:
+        mesh = self._strategy.extended.mesh
+        if self._num_replicas == 1 or self._aggregation is VariableAggregation.NONE:
             return value
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             if isinstance(value, TracedPerReplica):

@@ -18,6 +18,7 @@ import numpy as np
 from replicax.backend import compat, placement
 from replicax.backend.mesh import ReplicaMesh
 from replicax.core.errors import LostVariableError
+from replicax.core.typing import Device
 from replicax.execution import epoch
 
 
@@ -28,7 +29,8 @@ class Storage:
         name: The variable's name, for errors.
         shape: The shape of the variable, without the replica dim.
         dtype: Its dtype.
-        mesh: The devices that hold it; None for an undistributed variable.
+        mesh: The devices that hold it; None if there is a single copy.
+        home: The device of a single copy; None if it may be anywhere.
         per_replica: Whether every replica has a value of its own.
         array: The buffers; None until there is an initial value.
         handed_out: Whether somebody outside holds the buffer.
@@ -40,6 +42,7 @@ class Storage:
         "array",
         "dtype",
         "handed_out",
+        "home",
         "lost",
         "mesh",
         "name",
@@ -56,6 +59,7 @@ class Storage:
         dtype: Any,
         *,
         mesh: ReplicaMesh | None = None,
+        home: Device | None = None,
         per_replica: bool = False,
     ) -> None:
         """Storage without a value."""
@@ -63,6 +67,7 @@ class Storage:
         self.shape = shape
         self.dtype = dtype
         self.mesh = mesh
+        self.home = home
         self.per_replica = per_replica
         self.array = None
         self.handed_out = False
@@ -94,7 +99,7 @@ class Storage:
                 f"variable {self.name!r} has no value: the trace that created it failed. Create "
                 "it again."
             )
-        if array is None or array.is_deleted():
+        if array is None or array.is_deleted() or _has_failed(array):
             raise LostVariableError(
                 f"variable {self.name!r} was donated to an execution that failed on the device, "
                 "and its value is lost. Restore it with assign or from a checkpoint; "
@@ -139,9 +144,18 @@ class Storage:
         self.array = None
         _Freed.count += 1
 
+    def bring_home(self) -> None:
+        """Moves a single copy that a program left on its own devices back to where it belongs."""
+        array = placement.one_device(self.live_array())
+        if self.home is not None and array.devices() != {self.home}:
+            array = compat.uncommitted(jax.device_put(array, self.home))
+        self.array = array
+
     def set_value(self, value: Any) -> None:
         """Gives every copy this value; the value is copied."""
-        if self.mesh is None:
+        if self.home is not None:
+            self.set(compat.uncommitted(placement.own_copy(value, self.home)))
+        elif self.mesh is None:
             self.set(_own_undistributed(value))
         elif self.per_replica:
             self.set_components([value] * self.mesh.num_replicas)
@@ -150,7 +164,10 @@ class Storage:
 
     def set_components(self, values: Iterable[Any]) -> None:
         """Gives each copy its own value; the values are copied."""
-        assert self.mesh is not None
+        if self.mesh is None:
+            (value,) = values
+            self.set_value(value)
+            return
         copies = [
             placement.own_copy(value, device)
             for value, device in zip(values, self.mesh.devices, strict=True)
@@ -160,6 +177,16 @@ class Storage:
         sharding = self.sharding
         assert sharding is not None
         self.set(jax.make_array_from_single_device_arrays(self.global_shape, sharding, copies))
+
+
+def _has_failed(array: jax.Array) -> bool:
+    """Whether the program that computes `array` is known to have failed; never waits for it."""
+    if array.is_ready():
+        try:
+            array.block_until_ready()
+        except Exception:  # of any kind: it is the error of the program
+            return True
+    return False
 
 
 class _Freed:

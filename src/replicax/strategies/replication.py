@@ -1,0 +1,302 @@
+"""Runs functions on replicas and handles what they take and return, for every strategy.
+
+Strategies differ in their mesh, in how variables are created and in how values
+are reduced; `StrategyExtended` builds on this class, and strategies on that.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.backend import compat, devices, placement
+from replicax.backend.collectives import Reduction
+from replicax.backend.mesh import ReplicaMesh
+from replicax.context import stack
+from replicax.context.eager_peers import EagerPeers, EagerSession
+from replicax.context.replica import ReplicaContext
+from replicax.context.solo import EagerSoloPeers, SoloPeers
+from replicax.core import nest, notices
+from replicax.core.enums import ReduceOp
+from replicax.core.errors import ContextError
+from replicax.core.options import RunOptions
+from replicax.core.protocols import CompiledCallable
+from replicax.core.value_context import ValueContext
+from replicax.execution import epoch
+from replicax.execution.eager import ReplicaThreads
+from replicax.execution.frame import current_frame
+from replicax.execution.host_loop import compiled_run_of_loop
+from replicax.input import splitting
+from replicax.values.distributed import ComponentView, DistributedValues, PerReplica
+from replicax.values.reduce import gather_leaf, reduce_leaf
+from replicax.values.regroup import regroup, select
+from replicax.variables.capture import check_run_options, run_traced
+from replicax.variables.colocation import asked_devices
+from replicax.variables.creation import build_variable
+from replicax.variables.variable import Variable
+
+_DEFAULT_OPTIONS = RunOptions()
+_serials = itertools.count(1)
+
+
+class Replication:
+    """Replicas on the devices of a mesh.
+
+    Args:
+        container_strategy: The strategy this belongs to.
+
+    Attributes:
+        serial: A number that no other strategy of this process has or will have.
+    """
+
+    def __init__(self, container_strategy: Any) -> None:
+        """Prepares for `container_strategy`; subclasses then set `_mesh`."""
+        self._container_strategy = container_strategy
+        self.serial = next(_serials)
+        self._threads: ReplicaThreads | None = None
+        self._mesh: ReplicaMesh | None = None
+        self._reduction = Reduction()
+
+    # -- what a strategy is ------------------------------------------------------------------
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        """The devices of the replicas."""
+        if self._mesh is None:
+            raise ContextError(f"{type(self).__name__} has set no mesh in its __init__.")
+        return self._mesh
+
+    @property
+    def reduction(self) -> Reduction:
+        """How values of different replicas are added."""
+        return self._reduction
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas run in step."""
+        return self.mesh.num_replicas
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The device of each replica."""
+        return tuple(devices.device_name(device) for device in self.mesh.devices)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The devices that hold variables."""
+        return self.worker_devices
+
+    def create_variable(self, **options: Any) -> Variable:
+        """Creates a variable for code in this strategy's scope, on the devices asked for."""
+        asked = asked_devices()
+        strategy = self._container_strategy
+        if asked is None or asked == self.mesh.devices:
+            return build_variable(mesh=self.mesh, strategy=strategy, **options)
+        if len(asked) == 1:
+            return build_variable(home=asked[0], strategy=strategy, **options)
+        raise VariableError(
+            f"a variable can be on one device or on all of {list(self.worker_devices)}; asked for "
+            f"{[devices.device_name(device) for device in asked]}."
+        )
+
+    # -- run ---------------------------------------------------------------------------------
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: RunOptions | None,
+    ) -> Any:
+        """Runs `fn` on every replica: compiled where that was asked for, else eagerly."""
+        entry = stack.top()
+        if entry is not None and entry.mode in (stack.Mode.MERGE, stack.Mode.UPDATE):
+            raise ContextError(
+                f"Strategy.run was called inside {stack.describe()}, while the replicas wait. Do "
+                "the work in the replica function, before or after merge_call."
+            )
+        if not callable(fn):
+            raise TypeError(f"Strategy.run needs a callable as fn; got {fn!r}.")
+        if options is not None and not isinstance(options, RunOptions):
+            raise TypeError(f"options of Strategy.run is {options!r}; expected a RunOptions.")
+        if isinstance(fn, CompiledCallable):
+            return fn.run_replicated(self._container_strategy, args, kwargs, options)
+        compiled_run = compiled_run_of_loop()
+        if compiled_run is not None and current_frame() is None:
+            return compiled_run(self._container_strategy, fn, args, kwargs, options)
+        return self.call_for_each_replica_inline(fn, args, kwargs, options)
+
+    def call_for_each_replica(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] | list[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Runs `fn` once per replica, in replica context."""
+        stack.require_outside_run(self._container_strategy, "extended.call_for_each_replica")
+        return self.run(fn, tuple(args), dict(kwargs or {}), None)
+
+    def call_for_each_replica_inline(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: RunOptions | None,
+    ) -> Any:
+        """Runs `fn` as part of the program being traced, or eagerly outside of one."""
+        if current_frame() is not None:
+            return self.run_traced(fn, args, kwargs, options)
+        if compat.is_transforming():
+            raise ContextError(
+                "Strategy.run was called inside a JAX transformation (jit, grad, vmap, scan) that "
+                "Replicax did not start. Use replicax.function instead of jax.jit, and take "
+                "gradients inside the replica function."
+            )
+        check_run_options(options or _DEFAULT_OPTIONS, nest.flatten((args, kwargs))[0])
+        _check_fit((args, kwargs))
+        if options is not None and options.experimental_xla_options:
+            notices.notify_once(
+                "eager xla options",
+                "RunOptions.experimental_xla_options has no effect on an eager run: there is no "
+                "program to compile. Put replicax.function around the function.",
+            )
+        if self.num_replicas_in_sync == 1:
+            return self._run_alone(fn, args, kwargs)
+        return self._run_on_threads(fn, args, kwargs)
+
+    def run_traced(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: RunOptions | None,
+    ) -> Any:
+        """Runs `fn` on every replica as part of the program being traced."""
+        frame = current_frame()
+        assert frame is not None
+        return run_traced(
+            self._container_strategy,
+            fn,
+            args,
+            kwargs,
+            frame=frame,
+            mesh=self.mesh,
+            reduction=self.reduction,
+            options=options or _DEFAULT_OPTIONS,
+        )
+
+    def _run_alone(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        strategy = self._container_strategy
+        context = ReplicaContext.of(strategy, self._solo_peers())
+        args, kwargs = select((args, kwargs), 0)
+        try:
+            with (
+                stack.entered(stack.Entry(strategy, stack.Mode.REPLICA, context)),
+                jax.default_device(self.mesh.devices[0]),
+                epoch.replica_token(0),
+            ):
+                result = fn(*args, **kwargs)
+        finally:
+            context.end()
+        return without_views(result)
+
+    def _solo_peers(self) -> SoloPeers:
+        return EagerSoloPeers(self._container_strategy)
+
+    def _run_on_threads(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        strategy, mesh = self._container_strategy, self.mesh
+        if self._threads is None:
+            self._threads = ReplicaThreads(mesh.num_replicas)
+        session = EagerSession(strategy, mesh, self._threads, self.reduction)
+        session.remember((args, kwargs))
+        contexts = [
+            ReplicaContext.of(strategy, EagerPeers(session, replica_id))
+            for replica_id in range(mesh.num_replicas)
+        ]
+        surroundings = compat.capture_thread_state()
+
+        def task(replica_id: int) -> Any:
+            own_args, own_kwargs = select((args, kwargs), replica_id)
+            entry = stack.Entry(strategy, stack.Mode.REPLICA, contexts[replica_id])
+            with (
+                surroundings(),
+                stack.replaced_by(entry),
+                jax.default_device(mesh.devices[replica_id]),
+                epoch.replica_token(replica_id),
+            ):
+                return fn(*own_args, **own_kwargs)
+
+        try:
+            results = self._threads.run([lambda i=i: task(i) for i in range(mesh.num_replicas)])
+        finally:
+            for context in contexts:
+                context.end()
+        arguments = {id(leaf) for leaf in nest.flatten((args, kwargs))[0]}
+        return regroup(results, mesh, find_mirrored=session.find_mirrored, arguments=arguments)
+
+    # -- values ------------------------------------------------------------------------------
+
+    def reduce(self, op: ReduceOp, value: Any, axis: Any) -> Any:
+        """Combines a nest across replicas and, with `axis`, over that dim."""
+        axis = tuple(axis) if isinstance(axis, list) else axis
+        return nest.map_leaves(
+            lambda leaf: reduce_leaf(op, leaf, axis, self.mesh, self.reduction), value
+        )
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Concatenates a nest over all replicas."""
+        return nest.map_leaves(lambda leaf: gather_leaf(leaf, axis, self.mesh), value)
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """The components of `value` on this worker."""
+        if isinstance(value, DistributedValues):
+            return tuple(value.values)  # pyright: ignore[reportAttributeAccessIssue]
+        leaves = nest.flatten(value)[0]
+        if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
+            return (value,)
+        return tuple(
+            nest.map_leaves(lambda leaf, i=i: component_of(leaf, i), value)
+            for i in range(self.num_replicas_in_sync)
+        )
+
+    def values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """One value per replica."""
+        count = self.num_replicas_in_sync
+        values = [value_fn(ValueContext(i, count)) for i in range(count)]
+        return nest.transpose(values, lambda leaves: PerReplica(self.mesh, components=leaves))
+
+    def distribute_batch(self, batch: Any) -> Any:
+        """Divides one global batch among the replicas."""
+        return splitting.distribute_batch(batch, self.mesh)
+
+
+def component_of(leaf: Any, index: int) -> Any:
+    """What one replica has of a leaf."""
+    return leaf.values[index] if isinstance(leaf, DistributedValues) else leaf  # pyright: ignore
+
+
+def _check_fit(arguments: Any) -> None:
+    """Refuses 64-bit host arrays that JAX would truncate as soon as they are used."""
+    for path, leaf in nest.leaves_with_path(arguments):
+        for value in leaf.parts() if isinstance(leaf, PerReplica) else (leaf,):
+            if isinstance(value, (np.ndarray, np.generic)):
+                placement.narrowed(value, f"the argument of run at {path}")
+
+
+def without_views(result: Any) -> Any:
+    """`result` with every copy of a variable replaced by the variable."""
+
+    def merged(leaf: Any) -> Any:
+        if isinstance(leaf, ComponentView) and leaf.container is not None:
+            return leaf.container
+        return leaf
+
+    return nest.map_leaves(merged, result)
