@@ -241,7 +241,7 @@ def test_two_strategies_in_one_function_are_refused_with_their_devices(two):
     def step():
         return two.run(lambda: 1.0 * jnp.ones(())), other.run(lambda: jnp.ones(()))
 
-    with pytest.raises(ValueError, match=r"on different devices: .*id=0.*id=3.*Use one strategy in"):
+    with pytest.raises(ValueError, match=r"different devices: .*id=0.*id=3.*Use one strategy in"):
         step()
 
 
@@ -439,7 +439,7 @@ def test_one_jitted_helper_is_right_in_functions_runs_and_outside(two):
         assert float(step(1.0)) == 2 * value
         assert local(two, two.run(in_run, args=(10.0,))) == [10.0 * value] * 2
         assert float(helper(5.0, v)) == 5.0 * value
-        with pytest.raises(RuntimeError, match="is read inside jax.jit, .*where JAX would keep the"):
+        with pytest.raises(RuntimeError, match=r"is read inside jax\.jit, .*where JAX would"):
             reading(1.0)
 
 

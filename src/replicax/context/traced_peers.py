@@ -83,7 +83,9 @@ class TracedPeers:
         if self.is_mirrored(leaf):
             return TracedMirrored(self._mesh, leaf)
         if isinstance(leaf, (Tracer, np.ndarray, np.generic)):
-            return TracedPerReplica(self._mesh, leaf, self._gather)
+            shapes = self._variant.exchange(leaf.shape)
+            shapes = [shapes[kind] for kind in self._variant.kind_of_replica]
+            return TracedPerReplica(self._mesh, leaf, self._gather, shapes)
         if isinstance(leaf, jax.Array):
             return leaf
         if not same_python_value(self._variant.exchange(leaf)) and isinstance(leaf, (int, float)):

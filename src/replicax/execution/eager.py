@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from replicax.core import notices
-from replicax.core.errors import RendezvousError
+from replicax.core.errors import ContextError, RendezvousError
 
 Task = Callable[[], Any]
 Meeting = Callable[[list[Any]], Sequence[Any]]
@@ -84,7 +84,7 @@ class _Replica:
     def abandon(self) -> None:
         """Lets a replica that cannot be stopped now end by itself at its next stop."""
         self._release = True
-        self._go.release()
+        self._go.release(2)  # once if it waits at a meeting, and once for its next task
 
     def close(self) -> None:
         """Ends the thread, once it is idle."""
@@ -116,7 +116,7 @@ class _Replica:
         self._go.acquire()
         task, context = self._task, self._context
         self._task = self._context = None
-        if task is None or context is None:
+        if task is None or context is None or self._release:
             return False
         try:
             status = _Ended(result=context.run(task))
@@ -152,6 +152,7 @@ class ReplicaThreads:
         """Prepares `num_replicas` threads; they start with the first run."""
         self._replicas = [_Replica(replica_id) for replica_id in range(num_replicas)]
         self._busy = threading.Lock()
+        self._caller: int | None = None
         weakref.finalize(self, _close, self._replicas)
 
     def run(self, tasks: Sequence[Task]) -> list[Any]:
@@ -160,13 +161,24 @@ class ReplicaThreads:
         Raises:
             RendezvousError: If some replicas reached a meeting that others did not.
             BaseException: What a task raised, unchanged; the other replicas are released.
+            ContextError: If called by one of these replicas, or at a meeting of them.
         """
+        caller = threading.get_ident()
+        if self._caller == caller or getattr(_current, "replica", None) in self._replicas:
+            raise ContextError(
+                "these replicas are already running, and wait for the code that wants to run them "
+                "again. Run them before or after it."
+            )
         with self._busy:
+            self._caller = caller
             try:
+                self._unwind()  # only does something after a second Ctrl-C
                 return self._drive(self._replicas[: len(tasks)], tasks)
             except BaseException:
                 self._unwind()
                 raise
+            finally:
+                self._caller = None
 
     def _drive(self, replicas: list[_Replica], tasks: Sequence[Task]) -> list[Any]:
         waiting: list[_Arrival] = []

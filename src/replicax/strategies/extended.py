@@ -290,8 +290,8 @@ class StrategyExtended(Replication):
         strategy = self._container_strategy
         if stack.get_strategy() is not strategy:
             raise ContextError(
-                f"extended.colocate_vars_with of {strategy!r} was called inside {stack.describe()}. "
-                "Call it inside `with strategy.scope():`."
+                f"extended.colocate_vars_with of {strategy!r} was called inside "
+                f"{stack.describe()}. Call it inside `with strategy.scope():`."
             )
         if isinstance(colocate_with_variable, Variable):
             self._require_own(colocate_with_variable, "extended.colocate_vars_with")
@@ -324,8 +324,8 @@ class StrategyExtended(Replication):
             raise DistributedValueError(f"{call} needs a variable; got {v!r}.")
         if v.strategy is not None and v.strategy is not self._container_strategy:
             raise DistributedValueError(
-                f"{call} of {self._container_strategy!r} got variable {v.name!r}, which was created "
-                f"under {v.strategy!r}."
+                f"{call} of {self._container_strategy!r} got variable {v.name!r}, which was "
+                f"created under {v.strategy!r}."
             )
 
 

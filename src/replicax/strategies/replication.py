@@ -22,7 +22,7 @@ from replicax.context.replica import ReplicaContext
 from replicax.context.solo import EagerSoloPeers, SoloPeers
 from replicax.core import nest, notices
 from replicax.core.enums import ReduceOp
-from replicax.core.errors import ContextError
+from replicax.core.errors import ContextError, VariableError
 from replicax.core.options import RunOptions
 from replicax.core.protocols import CompiledCallable
 from replicax.core.value_context import ValueContext

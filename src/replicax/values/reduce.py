@@ -59,6 +59,8 @@ def reduce_leaf(
     if isinstance(value, DistributedValues):
         value = value.as_components()
     if isinstance(value, TracedPerReplica):
+        if axis is None:
+            _check_even(value)
         return value.reduce(op, check_axis(axis, value.local.shape), reduction)
     if isinstance(value, PerReplica):
         return _reduce_per_replica(op, value, axis, reduction)
@@ -83,6 +85,7 @@ def reduce_leaves(
     traced, packed = [], []
     for index, value in enumerate(values):
         if isinstance(value, TracedPerReplica):
+            _check_even(value)
             traced.append(index)
         elif isinstance(value, PerReplica):
             _check_even(value)
@@ -140,11 +143,11 @@ def _reducer(
         locals_, counts = [], []
         for part, scalar in zip(parts, scalars, strict=True):
             local, count = part.reshape(()) if scalar else part, 1
+            if op is ReduceOp.MEAN:  # first, because a sum of integers may not fit their type
+                local = local.astype(collectives.as_mean_dtype(local.dtype))
             if axis is not None:
                 count = _count(local.shape, axis)
                 local = local.sum(axis)
-            if op is ReduceOp.MEAN:
-                local = local.astype(collectives.as_mean_dtype(local.dtype))
             locals_.append(local)
             counts.append(count * mesh.num_replicas)
         totals = collectives.all_reduce(ReduceOp.SUM, locals_, mesh.num_replicas, reduction)
@@ -157,7 +160,8 @@ def _reducer(
 
 def _reduce_uneven(op: ReduceOp, value: PerReplica, axis: Axis) -> jax.Array:
     assert isinstance(axis, tuple)
-    parts = [jnp.sum(jnp.asarray(part), axis) for part in value.values]
+    dtype = collectives.as_mean_dtype(value.dtype) if op is ReduceOp.MEAN else None
+    parts = [jnp.sum(jnp.asarray(part), axis, dtype=dtype) for part in value.values]
     if len({part.shape for part in parts}) > 1:
         raise ReductionError(
             f"components of shapes {list(value.shapes)} still differ after reducing over axis "
@@ -167,7 +171,7 @@ def _reduce_uneven(op: ReduceOp, value: PerReplica, axis: Axis) -> jax.Array:
     if op is ReduceOp.SUM:
         return total
     count = sum(_count(shape, axis) for shape in value.shapes)
-    return _divide(total.astype(collectives.as_mean_dtype(total.dtype)), count)
+    return _divide(total, count)
 
 
 def _count(shape: Shape, axis: Sequence[int] | Axis) -> int:

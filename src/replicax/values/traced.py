@@ -8,7 +8,7 @@ entering and leaving a ``merge_fn``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from replicax.backend.collectives import Reduction
 from replicax.backend.mesh import ReplicaMesh
 from replicax.core.enums import ReduceOp
 from replicax.core.names import REPLICA_AXIS
-from replicax.values.distributed import Mirrored, PerReplica, register_as_array
+from replicax.values.distributed import Mirrored, PerReplica, Shape, register_as_array
 
 GatherComponents = Callable[[jax.Array], tuple[jax.Array, ...]]
 
@@ -34,10 +34,17 @@ class TracedPerReplica(PerReplica):
 
     __slots__ = ("_gather", "local")
 
-    def __init__(self, mesh: ReplicaMesh, local: Any, gather: GatherComponents) -> None:
+    def __init__(
+        self,
+        mesh: ReplicaMesh,
+        local: Any,
+        gather: GatherComponents,
+        shapes: Sequence[Shape] | None = None,
+    ) -> None:
         """Wraps `local`; `gather` brings the components of all replicas together."""
         super().__init__(mesh)
         self.local = jnp.asarray(local)
+        self._shapes = tuple(shapes or [self.local.shape] * mesh.num_replicas)
         self._gather = gather
 
     def __repr__(self) -> str:
@@ -67,13 +74,13 @@ class TracedPerReplica(PerReplica):
         if axis is None:
             return collectives.all_reduce(op, [local], num_replicas, reduction)[0]
         count = math.prod(local.shape[dim] for dim in axis)
-        total = local.sum(axis)
         if op is ReduceOp.SUM:
-            return collectives.all_reduce(op, [total], num_replicas, reduction)[0]
-        dtype = collectives.as_mean_dtype(total.dtype)
+            return collectives.all_reduce(op, [local.sum(axis)], num_replicas, reduction)[0]
+        dtype = collectives.as_mean_dtype(local.dtype)
+        total = local.sum(axis, dtype=dtype)
         # The count travels too: shapes, and so counts, may differ between replicas.
         total, counted = collectives.all_reduce(
-            ReduceOp.SUM, [total.astype(dtype), jnp.asarray(count, dtype)], num_replicas, reduction
+            ReduceOp.SUM, [total, jnp.asarray(count, dtype)], num_replicas, reduction
         )
         return total / jnp.maximum(counted, 1)
 

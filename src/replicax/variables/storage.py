@@ -181,7 +181,7 @@ class Storage:
 
 def _has_failed(array: jax.Array) -> bool:
     """Whether the program that computes `array` is known to have failed; never waits for it."""
-    if array.is_ready():
+    if array.is_ready():  # pyright: ignore[reportAttributeAccessIssue]
         try:
             array.block_until_ready()
         except Exception:  # of any kind: it is the error of the program
