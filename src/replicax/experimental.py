@@ -1,12 +1,21 @@
 """Names that the documents place under ``experimental``."""
 
-from replicax.core.options import CommunicationImplementation, CommunicationOptions
+from replicax.core.options import (
+    CollectiveHints,
+    CommunicationImplementation,
+    CommunicationOptions,
+)
+from replicax.core.options import CommunicationImplementation as CollectiveCommunication
 from replicax.core.value_context import ValueContext
 from replicax.strategies.central_storage import CentralStorageStrategy
+from replicax.strategies.multi_step import MultiStepContext
 
 __all__ = [
     "CentralStorageStrategy",
+    "CollectiveCommunication",
+    "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "MultiStepContext",
     "ValueContext",
 ]

@@ -143,7 +143,7 @@ def test_importing_configures_and_starts_nothing():
         """
         import os
         before = dict(os.environ)
-        from replicax.backend import cpu_client, devices, runahead
+        from replicax.backend import compat, cpu_client, devices, runahead
         assert dict(os.environ) == before
         assert not compat.has_started()
         """
@@ -154,7 +154,7 @@ def test_virtual_cpu_devices_come_with_threads_for_all_of_them():
     run_fresh(
         """
         import os
-        from replicax.backend import cpu_client, devices, runahead
+        from replicax.backend import compat, cpu_client, devices, runahead
         devices.set_virtual_devices(2)
         devices.set_virtual_devices(3)  # the last call counts
         assert not compat.has_started()
@@ -170,7 +170,7 @@ def test_virtual_cpu_devices_come_with_threads_for_all_of_them():
 def test_virtual_gpus_answer_to_gpu_and_cpu_names():
     run_fresh(
         """
-        from replicax.backend import cpu_client, devices
+        from replicax.backend import compat, cpu_client, devices
         devices.set_virtual_devices(4, kind="gpu")
         gpus = devices.list_physical_devices("GPU")
         assert [d.name for d in gpus] == [f"/physical_device:GPU:{i}" for i in range(4)]
@@ -200,7 +200,7 @@ def test_virtual_gpus_answer_to_gpu_and_cpu_names():
 def test_the_documented_way_to_divide_a_cpu_works():
     run_fresh(
         """
-        from replicax.backend import cpu_client, devices
+        from replicax.backend import compat, cpu_client, devices
         cpu = devices.list_physical_devices("CPU")[0]
         assert not devices.list_physical_devices("GPU")
         assert not compat.has_started()

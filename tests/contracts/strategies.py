@@ -13,6 +13,12 @@ def mirrored(num_replicas: int) -> rx.MirroredStrategy:
     return rx.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
 
 
+def central(num_replicas: int) -> rx.experimental.CentralStorageStrategy:
+    """Replicas on the devices after CPU:0, which has the variables."""
+    compute = [f"CPU:{i + 1}" for i in range(num_replicas)]
+    return rx.experimental.CentralStorageStrategy(compute, "CPU:0")
+
+
 STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
     "default": rx.get_strategy,
     "one_device": lambda: rx.OneDeviceStrategy("CPU:1"),
@@ -20,4 +26,6 @@ STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
     "mirrored_2": lambda: mirrored(2),
     "mirrored_3": lambda: mirrored(3),
     "mirrored_8": lambda: mirrored(8),
+    "central_2": lambda: central(2),
+    "central_3": lambda: central(3),
 }

@@ -90,7 +90,7 @@ def test_strings_stay_on_the_host_and_enter_no_compiled_run(strategy, compiled):
     seen = []
     strategy.run(seen.append, args=(value,))
     assert np.concatenate(seen).tolist() == ["a", "b", "c"]
-    with pytest.raises(ValueError, match="cannot enter a compiled (run|program)"):
+    with pytest.raises(ValueError, match=r"cannot enter a compiled (run|program)"):
         compiled(strategy, lambda v: v, args=(value,))
 
 

@@ -31,26 +31,24 @@ SUMS = [rx.ReduceOp.SUM, "SUM", "sum", rx.VariableAggregation.SUM]
 MEANS = [rx.ReduceOp.MEAN, "MEAN", "Mean", rx.VariableAggregation.MEAN]
 
 
-@pytest.mark.parametrize("op", SUMS, ids=str)
-def test_a_sum_adds_every_replica(strategy, execute, op):
+def test_every_spelling_of_a_reduction_adds_or_averages_every_replica(strategy, execute):
+    def replica_fn(x):
+        return [all_reduce(op, x + 1) for op in (*SUMS, *MEANS)]
+
+    results = execute(strategy, replica_fn, args=(replica_ids(strategy),))
     count = strategy.num_replicas_in_sync
-    result = execute(strategy, lambda x: all_reduce(op, x + 1), args=(replica_ids(strategy),))
-    assert components(strategy, result) == [count * (count + 1) / 2] * count
+    expected = [count * (count + 1) / 2] * len(SUMS) + [(count + 1) / 2] * len(MEANS)
+    for result, value in zip(results, expected, strict=True):
+        assert components(strategy, result) == [value] * count
 
 
-@pytest.mark.parametrize("op", MEANS, ids=str)
-def test_a_mean_divides_by_the_replicas(strategy, execute, op):
-    count = strategy.num_replicas_in_sync
-    result = execute(strategy, lambda x: all_reduce(op, x + 1), args=(replica_ids(strategy),))
-    assert components(strategy, result) == [(count + 1) / 2] * count
+OTHERS = ("MAX", None, 3, rx.VariableAggregation.ONLY_FIRST_REPLICA, rx.VariableAggregation.NONE)
 
 
-@pytest.mark.parametrize(
-    "op", ["MAX", None, 3, rx.VariableAggregation.ONLY_FIRST_REPLICA, rx.VariableAggregation.NONE]
-)
-def test_other_reductions_are_refused(strategy, execute, op):
-    with pytest.raises(ValueError, match=r"reduce_op is .*; expected ReduceOp\.SUM or ReduceOp"):
-        execute(strategy, lambda: all_reduce(op, 1.0))
+def test_other_reductions_are_refused(strategy, execute):
+    for op in OTHERS:
+        with pytest.raises(ValueError, match=r"reduce_op is .*; expected ReduceOp\.SUM or Reduce"):
+            execute(strategy, lambda op=op: all_reduce(op, 1.0))
     assert float(execute(strategy, lambda: all_reduce("MEAN", 1.0))) == 1.0
 
 
@@ -81,23 +79,16 @@ def test_integers_sum_to_integers_and_average_to_floats(strategy, execute):
     assert mean.dtype == jnp.float32 and float(mean) == (count - 1) / 2
 
 
-def test_bools_are_counted(strategy, execute):
+def test_bools_are_counted_and_half_floats_keep_their_dtype(strategy, execute):
     def replica_fn(x):
-        return all_reduce("SUM", x >= 0), all_reduce("MEAN", x >= 0)
-
-    total, mean = execute(strategy, replica_fn, args=(replica_ids(strategy),))
-    total, mean = (strategy.experimental_local_results(v)[0] for v in (total, mean))
-    assert total.dtype == jnp.int32 and int(total) == strategy.num_replicas_in_sync
-    assert mean.dtype == jnp.float32 and float(mean) == 1.0
-
-
-def test_half_floats_keep_their_dtype(strategy, execute):
-    def replica_fn(x):
-        return all_reduce("SUM", x.astype(jnp.bfloat16)), all_reduce("MEAN", x.astype(jnp.float16))
+        halves = x.astype(jnp.bfloat16), x.astype(jnp.float16)
+        return all_reduce("SUM", (x >= 0, halves)), all_reduce("MEAN", (x >= 0, halves))
 
     results = execute(strategy, replica_fn, args=(replica_ids(strategy),))
-    dtypes = [strategy.experimental_local_results(r)[0].dtype for r in results]
-    assert dtypes == [jnp.bfloat16, jnp.float16]
+    (total, sums), (mean, means) = strategy.experimental_local_results(results)[0]
+    assert total.dtype == jnp.int32 and int(total) == strategy.num_replicas_in_sync
+    assert mean.dtype == jnp.float32 and float(mean) == 1.0
+    assert [value.dtype for value in (*sums, *means)] == [jnp.bfloat16, jnp.float16] * 2
 
 
 CONSTANT = jnp.full((2,), 3.0)
@@ -180,11 +171,10 @@ BAD_GATHERS = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_GATHERS)
-def test_a_gather_that_makes_no_sense_is_refused(strategy, execute, case):
-    replica_fn, text = BAD_GATHERS[case]
-    with pytest.raises(ValueError, match=text):
-        execute(strategy, replica_fn)
+def test_a_gather_that_makes_no_sense_is_refused(strategy, execute):
+    for replica_fn, text in BAD_GATHERS.values():
+        with pytest.raises(ValueError, match=text):
+            execute(strategy, replica_fn)
     assert float(execute(strategy, lambda: all_reduce("MEAN", 1.0))) == 1.0
 
 
@@ -194,15 +184,17 @@ def test_a_gather_of_components_that_differ_elsewhere_is_refused(many, execute):
         execute(many, lambda x: all_gather(x[None], axis=0), args=(batch,))
 
 
-@pytest.mark.parametrize("op", ["SUM", "MEAN"])
-def test_the_gradient_of_all_reduce_is_the_all_reduce_of_the_gradient(strategy, execute, op):
+def test_the_gradient_of_all_reduce_is_the_all_reduce_of_the_gradient(strategy, execute):
     weights = np.arange(1.0, strategy.num_replicas_in_sync + 1)
 
     def replica_fn(x):
-        return jax.grad(lambda y: (x + 1) * all_reduce(op, y * y))(3.0)
+        def gradient(op):
+            return jax.grad(lambda y: (x + 1) * all_reduce(op, y * y))(3.0)
+
+        return jnp.stack([gradient("SUM"), gradient("MEAN")])
 
     result = execute(strategy, replica_fn, args=(replica_ids(strategy),))
-    expected = 6.0 * (weights.sum() if op == "SUM" else weights.mean())
+    expected = [6.0 * weights.sum(), 6.0 * weights.mean()]
     np.testing.assert_allclose(components(strategy, result), [expected] * len(weights), rtol=1e-6)
 
 
@@ -231,27 +223,21 @@ def test_a_gradient_that_does_not_pass_an_all_reduce_stays_local(strategy, execu
     assert components(strategy, result) == [float(i) for i in range(count)]
 
 
-INSIDE = {
-    "scan": lambda x: lax.scan(lambda c, _: (all_reduce("SUM", c) / 2, None), x, length=2)[0],
-    "cond": lambda x: lax.cond(True, lambda x: all_reduce("SUM", x), lambda x: x, x),
-    "while": lambda x: lax.while_loop(
-        lambda c: c[0] < 2, lambda c: (c[0] + 1, all_reduce("SUM", c[1]) / 2), (0, x)
-    )[1],
-    "nested function": lambda x: rx.function(lambda y: all_reduce("SUM", y))(x),
-    "checkpoint": lambda x: jax.checkpoint(lambda y: all_reduce("SUM", y))(x),
-    "all_gather in scan": lambda x: lax.scan(
-        lambda c, _: (all_gather(c[None]).sum() / 2, None), x, length=2
-    )[0],
-}
+def test_a_compiled_collective_works_inside_loops_and_nested_functions(strategy, compiled):
+    nested = rx.function(lambda y: all_reduce("SUM", y))
 
+    def replica_fn(x):
+        start = x + 1
+        scanned, _ = lax.scan(lambda c, _: (all_reduce("SUM", c) / 2, None), start, length=2)
+        _, looped = lax.while_loop(
+            lambda c: c[0] < 2, lambda c: (c[0] + 1, all_gather(c[1][None]).sum() / 2), (0, start)
+        )
+        return jnp.stack([scanned, looped, nested(start)])
 
-@pytest.mark.parametrize("place", INSIDE)
-def test_a_compiled_collective_works_inside(strategy, compiled, place):
     count = strategy.num_replicas_in_sync
     total = count * (count + 1) / 2
-    result = compiled(strategy, lambda x: INSIDE[place](x + 1) * 1, args=(replica_ids(strategy),))
-    looped = place in ("scan", "while", "all_gather in scan")
-    expected = total / 2 * count / 2 if looped else total
+    result = compiled(strategy, replica_fn, args=(replica_ids(strategy),))
+    expected = [total / 2 * count / 2] * 2 + [total]
     np.testing.assert_allclose(components(strategy, result), [expected] * count, rtol=1e-6)
 
 

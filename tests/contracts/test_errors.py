@@ -4,7 +4,10 @@ import pytest
 
 import replicax as rx
 from tests.contracts.executors import EXECUTORS
-from tests.contracts.mistakes import ROWS, context, ids
+from tests.contracts.mistakes import CONTEXTS, VALUES, context, ids
+from tests.contracts.run_mistakes import COLLECTIVES, RUN, STRATEGIES
+
+ROWS = CONTEXTS + VALUES + RUN + COLLECTIVES + STRATEGIES
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ SUM = rx.VariableAggregation.SUM
 MEAN = rx.VariableAggregation.MEAN
 ON_READ = rx.VariableSynchronization.ON_READ
 
-Pair = collections.namedtuple("Pair", "kernel bias")  # noqa: PYI024
+Pair = collections.namedtuple("Pair", "kernel bias")
 
 
 def variable(strategy, value, **options):
@@ -62,7 +62,8 @@ def test_gradients_come_in_the_nest_of_the_variables(two, execute, name):
     for part in parts(two, result) if name != "nothing" else [result]:
         structure = jax.tree.structure(nest, is_leaf=is_variable)
         assert jax.tree.structure(part) == structure
-        for got, want in zip(structure.flatten_up_to(part), structure.flatten_up_to(expected)):
+        wanted = structure.flatten_up_to(expected)
+        for got, want in zip(structure.flatten_up_to(part), wanted, strict=True):
             np.testing.assert_allclose(got, want)
 
 
@@ -293,9 +294,7 @@ def test_outside_run_and_inside_a_function(strategy):
 
 def test_both_executors_give_the_same_gradients(many):
     w = variable(many, np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3))
-    batch = many.distribute_batch(
-        np.linspace(0, 1, 4 * 8 * 2, dtype=np.float32).reshape(16, 4)
-    )
+    batch = many.distribute_batch(np.linspace(0, 1, 4 * 8 * 2, dtype=np.float32).reshape(16, 4))
 
     def step(x):
         return rx.value_and_grad(lambda: jnp.tanh(x @ w).mean(), w)
@@ -313,7 +312,7 @@ def test_errors_name_what_was_given(two, execute):
         execute(two, lambda: rx.grad(lambda: v * 1, [v, jnp.ones(2)]))
     with pytest.raises(ValueError, match=r"same variable twice: \['w', 'w'\]"):
         execute(two, lambda: rx.grad(lambda: v * 1, [v, v]))
-    with pytest.raises(TypeError, match="real- or complex-valued inputs|float"):
+    with pytest.raises(TypeError, match="real- or complex-valued inputs"):
         execute(two, lambda: rx.grad(lambda: v * 1, counter))
     with pytest.raises(TypeError, match="scalar-output"):
         execute(two, lambda: rx.grad(lambda: v * jnp.ones(2), v))

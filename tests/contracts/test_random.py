@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from tests.contracts.executors import EXECUTORS
 
 
 def generator(strategy, seed=7):
@@ -47,8 +48,6 @@ def test_next_replica_key_differs_between_replicas_and_steps(strategy, execute):
 
 
 def test_both_executors_give_equal_keys(strategy):
-    from tests.contracts.executors import EXECUTORS
-
     def keys(execute):
         source = generator(strategy)
 
@@ -78,9 +77,7 @@ def test_keys_across_replicas(strategy):
         assert data(source.next_key()) == expected[0]
     assert data(source.next_key()) == expected[1]
     assert data(rx.function(source.next_key)()) == expected[2]
-    merged = strategy.run(
-        lambda: rx.get_replica_context().merge_call(lambda _: source.next_key())
-    )
+    merged = strategy.run(lambda: rx.get_replica_context().merge_call(lambda _: source.next_key()))
     assert data(strategy.experimental_local_results(merged)[0]) == expected[3]
 
 
@@ -94,7 +91,8 @@ def test_next_replica_key_across_replicas_is_refused(strategy):
     assert int(source.state) == 0
 
 
-def test_the_state_is_a_variable_that_can_be_restored(strategy, execute):
+def test_the_state_is_a_variable_that_can_be_restored(two, execute):
+    strategy = two
     source = generator(strategy)
     assert isinstance(source.state, rx.Variable)
     assert not source.state.trainable
@@ -112,7 +110,8 @@ def test_seeds_give_different_keys(strategy):
     assert len(keys) == 4
 
 
-def test_keys_advance_inside_scan_in_a_compiled_run(strategy, compiled):
+def test_keys_advance_inside_scan_in_a_compiled_run(two, compiled):
+    strategy = two
     source = generator(strategy)
 
     def step():
@@ -123,10 +122,3 @@ def test_keys_advance_inside_scan_in_a_compiled_run(strategy, compiled):
     parts = strategy.experimental_local_results(compiled(strategy, step))
     assert len({tuple(row) for part in parts for row in np.asarray(part).tolist()}) == 3 * n
     assert int(source.state) == 3
-
-
-def test_draws_differ_between_replicas(many, execute):
-    source = generator(many)
-    noise = execute(many, lambda: jax.random.normal(source.next_replica_key(), (4,)))
-    values = [np.asarray(part) for part in many.experimental_local_results(noise)]
-    assert len({value.tobytes() for value in values}) == many.num_replicas_in_sync

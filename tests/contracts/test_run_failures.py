@@ -262,14 +262,13 @@ def test_a_meeting_under_a_predicate_of_the_replica_id_is_refused(many, compiled
     assert_works(many, compiled)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_meeting_under_an_equal_predicate_is_fine(strategy, compiled, place):
+def test_meetings_under_an_equal_predicate_are_fine(strategy, compiled):
     def replica_fn(x):
         total = all_reduced(x) * 0.0 + 1.0
-        return PLACES[place](total, all_reduced) + x * 0
+        return [place(total, all_reduced) + x * 0 for place in PLACES.values()]
 
-    result = compiled(strategy, replica_fn, args=(replica_ids(strategy),))
-    assert len(strategy.experimental_local_results(result)) == strategy.num_replicas_in_sync
+    for result in compiled(strategy, replica_fn, args=(replica_ids(strategy),)):
+        assert len(strategy.experimental_local_results(result)) == strategy.num_replicas_in_sync
 
 
 def test_a_users_psum_under_a_varying_predicate_is_refused(many, compiled):
@@ -291,7 +290,7 @@ def test_a_branch_on_the_replica_id_around_a_meeting_is_refused_when_compiled(
 
     with (
         pytest.warns(rx.ReplicaxWarning, match="branches on the replica id"),
-        pytest.raises(ValueError, match="replica"),
+        pytest.raises(ValueError, match=r"test_run_failures\.py:\d+"),
     ):
         compiled(many, replica_fn, args=(jnp.ones(()),))
     assert_works(many, compiled)

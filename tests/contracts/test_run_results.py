@@ -235,14 +235,10 @@ def test_a_result_may_be_passed_to_the_next_run(strategy, execute):
 
 
 def test_random_keys_are_results_and_arguments(strategy, execute):
-    def replica_fn(x):
-        return jax.random.fold_in(jax.random.key(0), x.astype(jnp.int32))
-
-    keys = execute(strategy, replica_fn, args=(replica_ids(strategy),))
-    drawn = execute(strategy, lambda key: jax.random.uniform(key), args=(keys,))
-    values = components(strategy, drawn)
-    expected = [
-        float(jax.random.uniform(jax.random.fold_in(jax.random.key(0), i)))
-        for i in range(strategy.num_replicas_in_sync)
-    ]
-    np.testing.assert_allclose(values, expected, rtol=1e-6)
+    keys = strategy.experimental_distribute_values_from_function(
+        lambda ctx: jax.random.key(ctx.replica_id_in_sync_group)
+    )
+    same = execute(strategy, lambda key: jax.random.clone(key), args=(keys,))
+    data = execute(strategy, lambda key: jax.random.key_data(key) + 0, args=(same,))
+    for index, component in enumerate(strategy.experimental_local_results(data)):
+        np.testing.assert_array_equal(component, jax.random.key_data(jax.random.key(index)))

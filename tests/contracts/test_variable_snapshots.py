@@ -25,12 +25,6 @@ def variable(strategy, value, **options):
         return rx.Variable(value, **options)
 
 
-def shards(v):
-    """Weak knowledge of a variable's buffers: the arrays, without handing them out."""
-    array = v._storage.array
-    return [array.addressable_data(i) for i in range(len(array.addressable_shards))]
-
-
 def test_a_snapshot_survives_donated_steps(strategy, execute):
     v = variable(strategy, jnp.arange(4.0))
     n = strategy.num_replicas_in_sync
@@ -42,7 +36,7 @@ def test_a_snapshot_survives_donated_steps(strategy, execute):
         "numpy": v.numpy(),
         "asarray": np.asarray(v),
         "sum": v + 0,
-        "local": [np.asarray(x) for x in strategy.experimental_local_results(v)][0],
+        "local": np.asarray(strategy.experimental_local_results(v)[0]),
         "row": v[1:],
         "in run": strategy.experimental_local_results(strategy.run(lambda: v.read_value()))[-1],
     }

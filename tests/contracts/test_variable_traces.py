@@ -260,8 +260,13 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_writes_inside_transformations_of_a_compiled_run(strategy, compiled, name):
+WRITE_CASES = [(name, "scan") for name in STRATEGIES]
+WRITE_CASES += [("mirrored_2", name) for name in WRITERS if name != "scan"]
+
+
+@pytest.mark.parametrize("case", WRITE_CASES, ids="-".join)
+def test_writes_inside_transformations_of_a_compiled_run(compiled, case):
+    strategy, name = STRATEGIES[case[0]](), case[1]
     fn, model = WRITERS[name]
     v = variable(strategy, 1.0)
     run = compiled.prepare(strategy, lambda x: fn(v, x))
@@ -322,7 +327,9 @@ def test_a_write_inside_checkpoint_is_refused(strategy, compiled, differentiate)
         return jnp.sin(x) * 2
 
     step = jax.grad(block) if differentiate else block
-    match = r"test_variable_traces\.py:\d+ assigns a variable inside jax\.checkpoint.*Move the assign"
+    match = (
+        r"test_variable_traces\.py:\d+ assigns a variable inside jax\.checkpoint.*Move the assign"
+    )
     with pytest.raises(ValueError, match=match):
         compiled(strategy, lambda x: step(x), (jnp.float32(1),))
     with pytest.raises(ValueError, match=match):

@@ -88,7 +88,9 @@ def test_a_cross_replica_assignment_in_a_function_reaches_every_copy(strategy):
 @pytest.mark.parametrize("name", AGGREGATIONS)
 def test_a_replica_assignment_is_aggregated(strategy, execute, name):
     aggregation = AGGREGATIONS[name]
-    values = {m: variable(strategy, 10.0, aggregation=aggregation) for m in ("assign", "add", "sub")}
+    values = {
+        m: variable(strategy, 10.0, aggregation=aggregation) for m in ("assign", "add", "sub")
+    }
 
     def step():
         x = jnp.float32(2) * (replica_id() + 1)
@@ -121,7 +123,10 @@ def test_assign_add_of_one_under_sum_adds_the_number_of_replicas(strategy, execu
 
 
 def test_a_number_under_mean_and_first_counts_once(strategy, execute):
-    mean, first = variable(strategy, 0.0, aggregation=MEAN), variable(strategy, 0, aggregation=FIRST)
+    mean, first = (
+        variable(strategy, 0.0, aggregation=MEAN),
+        variable(strategy, 0, aggregation=FIRST),
+    )
 
     def step():
         mean.assign_add(1.0)

@@ -222,9 +222,10 @@ def test_the_same_code_in_another_module_is_another_function():
 def test_a_key_keeps_neither_function_nor_captured_objects_nor_self_alive():
     thing = Thing()
     fn = adder(thing)
-    keys = [function_key(fn), function_key(thing.method), function_key(functools.partial(fn, thing))]
+    partial = functools.partial(fn, thing)
+    keys = [function_key(fn), function_key(thing.method), function_key(partial)]
     gone = [weakref.ref(thing), weakref.ref(fn)]
-    del thing, fn
+    del thing, fn, partial
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
     assert len(keys) == 3

@@ -139,6 +139,38 @@ def test_a_method_whose_object_is_gone_says_so():
         bound(1.0)
 
 
+def test_equal_and_unhashable_instances_still_have_their_own_programs():
+    @dataclasses.dataclass
+    class Scale:
+        width: int
+
+        @rx.function
+        def apply(self, x):
+            return x * self.width
+
+    one, other = Scale(2), Scale(2)
+    assert one == other
+    assert float(one.apply(1.0)) == 2.0
+    other.width = 3
+    assert float(other.apply(1.0)) == 3.0
+    assert (one.apply.trace_count, other.apply.trace_count) == (1, 1)
+    del one
+    gc.collect()
+    assert len(Scale.apply._methods) == 1
+
+
+def test_a_method_of_an_object_that_cannot_be_held_weakly_says_what_to_do():
+    class Slotted:
+        __slots__ = ()
+
+        @rx.function
+        def step(self):
+            return 1
+
+    with pytest.raises(TypeError, match="Add '__weakref__' to the __slots__ of the class"):
+        Slotted().step()
+
+
 def test_a_method_runs_on_every_replica(strategy):
     class Model:
         def __init__(self):
@@ -365,6 +397,17 @@ def test_two_functions_that_meet_are_told_apart(strategy):
         RuntimeError, match=r"replica 0 called the function 'first'.* replica 1 called the functi"
     ):
         strategy.run(replica_fn)
+
+
+def test_inside_a_transformation_of_jax_a_function_is_part_of_it():
+    @rx.function
+    def square(x):
+        return x * x
+
+    assert float(jax.grad(square)(3.0)) == 6.0
+    assert float(jax.jit(square)(3.0)) == 9.0
+    np.testing.assert_array_equal(jax.vmap(square)(jnp.arange(3.0)), [0, 1, 4])
+    assert square.trace_count == 0
 
 
 # -- eagerly -----------------------------------------------------------------------------------

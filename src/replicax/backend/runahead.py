@@ -62,7 +62,7 @@ class RunAhead:
             process if None.
     """
 
-    __slots__ = ("_asked_limit", "_limit", "_lock", "_tokens", "num_failures")
+    __slots__ = ("_asked_limit", "_limit", "lock", "num_failures", "settles", "tokens")
 
     def __init__(self, limit: int | None = None) -> None:
         if limit is not None and limit < 1:
@@ -70,21 +70,22 @@ class RunAhead:
         self._asked_limit = limit
         self._limit = limit or 0  # 0 is not chosen yet: the first launch goes the slow way
         # Reentrant, because tracing in a first call may launch again, as may a signal handler.
-        self._lock = threading.RLock()
-        self._tokens: collections.deque[jax.Array] = collections.deque()
+        self.lock = threading.RLock()
+        self.tokens: collections.deque[jax.Array] = collections.deque()
         self.num_failures = 0
+        self.settles = limit is None  # until the limit is chosen
 
     @property
     def limit(self) -> int:
         """How many programs may be in flight; asking starts JAX if it has not started."""
-        with self._lock:
+        with self.lock:
             self._choose_limit()
             return self._limit
 
     @property
     def num_in_flight(self) -> int:
         """How many programs have not been awaited; they may have finished all the same."""
-        return len(self._tokens)
+        return len(self.tokens)
 
     def launch(self, program: Callable[..., tuple[jax.Array, _Outputs]], *args: Any) -> _Outputs:
         """Runs ``program(*args)``, which returns its token and its outputs, as soon as it may.
@@ -95,11 +96,10 @@ class RunAhead:
         Returns:
             The outputs, which may not have been computed yet.
         """
-        with self._lock:
-            if len(self._tokens) >= self._limit:
-                self._make_room()
+        with self.lock:
+            self.make_room()
             token, outputs = program(*args)
-            self._tokens.append(token)
+            self.tokens.append(token)
         return outputs
 
     def launch_and_wait(self, operation: Callable[..., _Outputs], *args: Any) -> _Outputs:
@@ -108,9 +108,8 @@ class RunAhead:
         For what the engine does beside its programs and seldom: resharding, a reduction of values
         that are already there.
         """
-        with self._lock:
-            if len(self._tokens) >= self._limit:
-                self._make_room()
+        with self.lock:
+            self.make_room()
             return jax.block_until_ready(operation(*args))
 
     def settle(self) -> None:
@@ -119,7 +118,7 @@ class RunAhead:
         To be called when the outputs of a launch are safely stored. A user's own operations over
         several devices are not launched here; in a small pool they may meet nothing in flight.
         """
-        if self._limit == 1 and self._asked_limit is None:
+        if self.settles:
             self.wait(raise_errors=False)
 
     def wait(self, *, raise_errors: bool = True) -> None:
@@ -129,33 +128,41 @@ class RunAhead:
             raise_errors: Whether an error of a program is raised here. Otherwise it stays for the
                 next launch.
         """
-        with self._lock:
+        with self.lock:
             if raise_errors:
                 self._await_down_to(0)
                 return
-            for token in tuple(self._tokens):
+            for token in tuple(self.tokens):
                 try:
                     token.block_until_ready()
                 except Exception:
                     return  # the failed token stays in the queue, so the error is not lost
-            self._tokens.clear()
+            self.tokens.clear()
 
     def reset(self) -> None:
         """Forgets what is in flight and the chosen limit, when the JAX backend is replaced."""
-        with self._lock:
-            self._tokens.clear()
+        with self.lock:
+            self.tokens.clear()
             self._limit = self._asked_limit or 0
+            self.settles = self._asked_limit is None
 
-    def _make_room(self) -> None:
-        self._choose_limit()
-        self._await_down_to(self._limit - 1)
+    def make_room(self) -> None:
+        """Waits until one more program may be launched; to be called with `lock` held.
+
+        Waits for several at once, so that most launches find room without looking.
+        """
+        if len(self.tokens) >= self._limit:
+            self._choose_limit()
+            if len(self.tokens) >= self._limit:
+                self._await_down_to(self._limit // 2)
 
     def _choose_limit(self) -> None:
         if not self._limit:
             self._limit = 1 if is_pool_small() else MAX_IN_FLIGHT
+            self.settles = self._limit == 1
 
     def _await_down_to(self, num_left: int) -> None:
-        tokens = self._tokens
+        tokens = self.tokens
         while len(tokens) > num_left:
             oldest = tokens[0]
             try:
@@ -173,14 +180,14 @@ class RunAhead:
         self.num_failures += 1
         error.add_note(_LATE_ERROR)
         failures: collections.Counter[str] = collections.Counter()
-        while self._tokens:
-            token = self._tokens[0]
+        while self.tokens:
+            token = self.tokens[0]
             try:
                 if token is not failed:
                     token.block_until_ready()
             except Exception as other:
                 failures[f"{type(other).__name__}: {other}".splitlines()[0]] += 1
-            self._tokens.popleft()
+            self.tokens.popleft()
         for text, count in failures.items():
             error.add_note(f"{count} program(s) launched after it failed as well: {text}")
 

@@ -14,6 +14,7 @@ from replicax.context import stack
 from replicax.core import nest
 from replicax.core.enums import ReduceOp
 from replicax.core.errors import ContextError
+from replicax.core.options import bytes_per_pack_of
 
 
 class Peers(Protocol):
@@ -149,9 +150,11 @@ class ReplicaContext:
             reduce_op: ``ReduceOp.SUM`` or ``ReduceOp.MEAN``, or its name.
             value: A nest of arrays and numbers, of the same structure and
                 shapes on every replica.
-            options: Hints for the collective.
+            options: A `CommunicationOptions`. Its ``bytes_per_pack`` says how a compiled
+                run packs the leaves.
         """
         op = ReduceOp.parse(reduce_op)
+        bytes_per_pack_of(options)  # refuses what is no options, in every executor
         peers = self._active("all_reduce")
         leaves, structure = nest.flatten(value)
         return nest.unflatten(structure, peers.all_reduce(op, leaves, options))
@@ -164,7 +167,7 @@ class ReplicaContext:
             axis: The dim to concatenate along.
             options: Hints for the collective.
         """
-        del options  # one collective per leaf: nothing to tune
+        bytes_per_pack_of(options)  # checked only: one collective per leaf, nothing to pack
         peers = self._active("all_gather")
         return nest.map_leaves(lambda leaf: peers.all_gather(leaf, axis), value)
 

@@ -70,6 +70,11 @@ def default_strategy() -> Any:
     return _Process.default
 
 
+def is_outside() -> bool:
+    """Whether this thread is outside every scope and every run."""
+    return not _stack.entries and _Process.chosen is None
+
+
 def top() -> Entry | None:
     """The innermost entry of this thread, or the global one, or None."""
     entries = _stack.entries

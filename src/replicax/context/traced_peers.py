@@ -18,6 +18,7 @@ from replicax.context import stack
 from replicax.core import nest
 from replicax.core.enums import ReduceOp
 from replicax.core.names import REPLICA_AXIS
+from replicax.core.options import bytes_per_pack_of
 from replicax.execution.gather import gather_components
 from replicax.execution.spmd import Variant
 from replicax.values.operators import plain
@@ -103,9 +104,9 @@ class TracedPeers:
 
     def all_reduce(self, op: ReduceOp, leaves: list[Any], options: Any) -> list[jax.Array]:
         """One collective for the small leaves of each type, one for each large leaf."""
-        del options
+        reduction = self._reduction.with_bytes_per_pack(bytes_per_pack_of(options))
         arrays = [jnp.asarray(plain(leaf)) for leaf in leaves]
-        results = collectives.all_reduce(op, arrays, self._mesh.num_replicas, self._reduction)
+        results = collectives.all_reduce(op, arrays, self._mesh.num_replicas, reduction)
         return [self._remember(result, self._mirrored) for result in results]
 
     def all_gather(self, leaf: Any, axis: int) -> jax.Array:

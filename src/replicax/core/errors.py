@@ -1,7 +1,7 @@
 """Every error Replicax raises on purpose.
 
 The class says which kind of mistake it was; it always derives from the built-in
-type that a user would catch anyway::
+type that a user would catch anyway. Some are defined where they are raised::
 
     ReplicaxError
     ├── ContextError (RuntimeError)          called in the wrong context
@@ -15,8 +15,15 @@ type that a user would catch anyway::
     ├── PerReplicaUseError (TypeError)       a per-replica value used as if it were one array
     ├── ReductionError (ValueError)          an unknown reduction, or shapes that do not fit it
     ├── BatchError (ValueError)              a batch that cannot be divided or placed
+    ├── OutOfRangeError (IndexError)         an iterator that ended before the steps did
     ├── TraceError (ValueError)              a program that would drift, hang or never settle
-    └── SignatureError (ValueError)          arguments that do not match an ``input_signature``
+    │   ├── DivergentCollectiveError         a collective that only some replicas would reach
+    │   ├── RematWriteError                  a write inside jax.checkpoint, which would happen twice
+    │   └── LockstepError                    kinds of replicas that do not make the same collectives
+    ├── SignatureError (ValueError)          arguments that do not match an ``input_signature``
+    ├── MetricError (ValueError)             a metric got values that do not fit each other
+    ├── LossError (ValueError)               a loss that cannot be scaled, or is scaled already
+    └── CheckError (AssertionError)          a check of ``replicax.testing`` found a difference
 """
 
 
@@ -68,9 +75,25 @@ class BatchError(ReplicaxError, ValueError):
     """A batch, argument or initial value that cannot be divided or placed."""
 
 
+class OutOfRangeError(ReplicaxError, IndexError):
+    """An iterator ended before as many steps had run as were asked for."""
+
+
 class TraceError(ReplicaxError, ValueError):
     """A traced program that would drift apart, hang, or create variables for ever."""
 
 
 class SignatureError(ReplicaxError, ValueError):
     """Arguments that do not match the declared ``input_signature``."""
+
+
+class MetricError(ReplicaxError, ValueError):
+    """A metric got values, weights or settings that do not fit each other."""
+
+
+class LossError(ReplicaxError, ValueError):
+    """A loss that cannot be scaled, usually because it has been averaged already."""
+
+
+class CheckError(ReplicaxError, AssertionError):
+    """A check of ``replicax.testing`` found what it looked for."""

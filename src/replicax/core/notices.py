@@ -39,6 +39,12 @@ def notify_once(key: object, message: str, *, category: type[Warning] = Replicax
     warnings.warn_explicit(message, category, *user_line())
 
 
+def deprecate(name: str, instead: str) -> None:
+    """Warns that `name` is deprecated, the first time it is used."""
+    message = f"{name} is deprecated. Use {instead} instead."
+    notify_once(("deprecated", name), message, category=DeprecationWarning)
+
+
 def line_of(error: BaseException) -> str:
     """``file:line`` of the user's code that an error passed through last."""
     line = "an unknown line"

@@ -93,6 +93,21 @@ class CommunicationOptions:
             raise ValueError(f"implementation is {self.implementation!r}; expected one of {names}.")
 
 
+class CollectiveHints(CommunicationOptions):
+    """`CommunicationOptions` by their older name, without the choice of a library.
+
+    Example:
+        >>> CollectiveHints(bytes_per_pack=1 << 20).bytes_per_pack
+        1048576
+    """
+
+    __slots__ = ()
+
+    def __init__(self, bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> None:
+        """Hints with these values."""
+        super().__init__(bytes_per_pack, timeout_seconds)
+
+
 def bytes_per_pack_of(options: object) -> int:
     """The pack size that `options` asks for.
 

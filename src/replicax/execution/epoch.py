@@ -43,7 +43,8 @@ def advance() -> None:
     if _Epoch.was_read_in_trace:
         _Epoch.was_read_in_trace = False
         _Epoch.number = next(_writes)
-    renew()
+    if _token.manager is not None:
+        renew()
 
 
 def renew() -> None:

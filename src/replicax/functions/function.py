@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
-import threading
 import types
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, overload
 
 from replicax.backend import compat
 from replicax.context import stack
-from replicax.core import nest, notices
-from replicax.core.errors import ContextError, TraceError
-from replicax.core.options import RunOptions
+from replicax.core.errors import ContextError
 from replicax.core.protocols import CompiledCallable, HostIterable
-from replicax.execution.cache import ById, function_key
+from replicax.execution.cache import function_key
 from replicax.execution.frame import current_frame
 from replicax.execution.host_loop import HostLoopRequired, host_loop
-from replicax.functions import arguments, signature
-from replicax.functions.program import Program, initial_values, trace_function
-from replicax.values.distributed import Mirrored, PerReplica
+from replicax.execution.whole_program import provide_compiler
+from replicax.functions import signature
+from replicax.functions.call_site import CallSite, name_of_function
 
-RETRACES_BEFORE_WARNING = 5
 _MAX_SITES = 256
 
 
@@ -56,205 +51,7 @@ def functions_run_eagerly() -> bool:
     return _Settings.eagerly
 
 
-class CallSite:
-    """The compiled programs of one Python function, by the types of its arguments.
-
-    The function comes with every call and is not kept: a host loop may define it
-    anew in each epoch.
-    """
-
-    def __init__(self, *, donate: bool, is_keyed: bool = False) -> None:
-        """A site without programs; they are compiled when they are first needed.
-
-        Args:
-            donate: Whether written variables give their buffers to the step.
-            is_keyed: Whether the site was chosen by the key of the function, so that
-                what the function has captured is known to be the same.
-        """
-        self._donate = donate
-        self._is_keyed = is_keyed
-        self._programs: dict[Hashable, Program] = {}
-        self._last_key: Any = None
-        self._lock = threading.RLock()
-        self._captured: list[Any] = []
-        self._versions: dict[Hashable, int] = {}
-        self._last_version = 0
-        self.num_traces = 0
-
-    def call(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        strategy: Any = None,
-        options: RunOptions | None = None,
-    ) -> Any:
-        """Runs `fn`, as it is or (with `strategy`) on every replica.
-
-        Raises:
-            TraceError: If the function creates variables on every call.
-        """
-        leaves, structure = arguments.flatten(args, kwargs)
-        entry = stack.top()
-        key = (
-            structure,
-            tuple(map(arguments.leaf_key, leaves)),
-            None if entry is None else (entry.strategy.extended.serial, entry.mode),
-            None if strategy is None else strategy.extended.serial,
-            None if options is None else _options_key(options),
-            compat.trace_settings(),
-            self._version(fn),
-        )
-        program = self._programs.get(key)
-        if program is None or not program.is_alive():
-            program = self._find_or_compile(key, fn, args, kwargs, strategy, options)
-        result = program.launch(self._lowered(leaves, structure))
-        return arguments.put_back(result, leaves) if program.returns_arguments else result
-
-    def _find_or_compile(
-        self,
-        key: Hashable,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        strategy: Any,
-        options: RunOptions | None,
-    ) -> Program:
-        with self._lock:
-            program = self._programs.get(key)
-            if program is None or not program.is_alive():
-                self._warn_of_retraces(key, fn)
-                program = self._compile(fn, *nest.flatten((args, kwargs)), strategy, options)
-                self._programs[key] = program
-            return program
-
-    def _version(self, fn: Callable[..., Any]) -> int:
-        """A number for what the function has captured; checked by identity, which is quick."""
-        fn = getattr(fn, "__func__", fn)  # of a method, bound weakly or not
-        if self._is_keyed or not getattr(fn, "__closure__", None):
-            return self._last_version
-        captured = _captured_by(fn)
-        if len(captured) != len(self._captured) or any(
-            map(operator.is_not, captured, self._captured)
-        ):
-            key = function_key(fn)
-            self._last_version = self._versions.setdefault(key, len(self._versions))
-            self._captured = captured
-        return self._last_version
-
-    def _lowered(self, leaves: Sequence[Any], structure: Any) -> list[Any]:
-        return [
-            arguments.lower(leaf, lambda i=i: arguments.path_of(i, leaves, structure))
-            for i, leaf in enumerate(leaves)
-            if arguments.is_traced(leaf)
-        ]
-
-    def program_for(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        strategy: Any = None,
-    ) -> tuple[Program, list[Any]]:
-        """A program for these arguments and its array arguments, to be looked at."""
-        leaves, structure = nest.flatten((args, kwargs))
-        return self._compile(fn, leaves, structure, strategy, None), self._lowered(
-            leaves, structure
-        )
-
-    def _compile(
-        self,
-        fn: Callable[..., Any],
-        leaves: list[Any],
-        structure: Any,
-        strategy: Any,
-        options: RunOptions | None,
-    ) -> Program:
-        traced_at = [i for i, leaf in enumerate(leaves) if arguments.is_traced(leaf)]
-        lifts = [arguments.lift(leaves[i]) for i in traced_at]
-        arrays = self._lowered(leaves, structure)
-
-        meshes = [leaf.mesh for leaf in leaves if isinstance(leaf, (PerReplica, Mirrored))]
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            result = fn(*args, **kwargs)
-            self.num_traces += 1  # not when the trace is given up and starts over
-            return result
-
-        def call(traced: list[Any]) -> Any:
-            mine = list(leaves)
-            for index, lift, array in zip(traced_at, lifts, traced, strict=True):
-                mine[index] = lift(array)
-            args, kwargs = nest.unflatten(structure, mine)
-            if strategy is None:
-                return counted(*args, **kwargs)
-            result = strategy.extended.run_traced(counted, args, kwargs, options)
-            passed = {id(mine[index]): arguments.PassedThrough(index) for index in traced_at}
-            return nest.map_leaves(lambda leaf: passed.get(id(leaf), leaf), result)
-
-        traced = trace_function(call, arrays, meshes)
-        if traced.frame.created:
-            initial_values(traced, arrays)
-            traced = trace_function(call, arrays, meshes)
-            if traced.frame.created:
-                names = sorted({variable.name for variable, _ in traced.frame.created})
-                raise TraceError(
-                    f"{_name(fn)!r} creates variables {names} every time it is called. "
-                    "Create them once: outside the function, or the first time only "
-                    "(if self.v is None: self.v = Variable(...))."
-                )
-        return Program(traced, donate=self._donate)
-
-    def _warn_of_retraces(self, key: Any, fn: Callable[..., Any]) -> None:
-        if len(self._programs) >= RETRACES_BEFORE_WARNING and self._last_key is not None:
-            notices.notify_once(
-                ("retraces", ById(self)),
-                f"{_name(fn)!r} has been traced {len(self._programs)} times; last "
-                f"because {_what_changed(self._last_key, key, fn)}. Pass values that change as "
-                "arrays, and keep their shapes.",
-            )
-        self._last_key = key
-
-
-def _options_key(options: RunOptions) -> Hashable:
-    xla = options.experimental_xla_options
-    return (
-        options.experimental_enable_dynamic_batch_size,
-        options.experimental_bucketizing_dynamic_shape,
-        None if xla is None else tuple(sorted(xla.items())),
-    )
-
-
-def _captured_by(fn: Any) -> list[Any]:
-    """What the function has captured, and what the functions among that have."""
-    seen, captured, functions = {id(fn)}, [], [fn]
-    for function in functions:  # grows meanwhile
-        for cell in function.__closure__:
-            try:
-                value = cell.cell_contents
-            except ValueError:  # a cell that is still empty
-                value = None
-            captured.append(value)
-            if type(value) is types.FunctionType and value.__closure__ and id(value) not in seen:
-                seen.add(id(value))
-                functions.append(value)
-    return captured
-
-
-def _what_changed(old: Any, new: Any, fn: Callable[..., Any]) -> str:
-    if old[0] != new[0]:
-        return f"the structure of its arguments changed from {old[0]} to {new[0]}"
-    for index, (before, after) in enumerate(zip(old[1], new[1], strict=True)):
-        if before != after:
-            change = arguments.describe_change(before, after)
-            return f"argument {arguments.name_of(index, old[0], fn)} changed: {change}"
-    return "the strategy, its options, JAX's settings or a captured value changed"
-
-
-def _name(fn: Any) -> str:
-    return getattr(fn, "__qualname__", None) or repr(fn)
+provide_compiler(lambda: CallSite(donate=True, is_keyed=True), functions_run_eagerly)
 
 
 class Function(CompiledCallable):
@@ -267,17 +64,17 @@ class Function(CompiledCallable):
         functools.update_wrapper(self, python_function)
         self.python_function = python_function
         self._donate = donate
-        name = _name(python_function)
+        name = name_of_function(python_function)
         self.input_signature = (
             None if input_signature is None else signature.parse_signature(input_signature, name)
         )
         self._site = CallSite(donate=donate)
         self._run_sites: dict[Hashable, CallSite] = {}
         self._runs_as_loop = False
-        self._methods: weakref.WeakKeyDictionary[Any, Function] = weakref.WeakKeyDictionary()
+        self._methods: dict[int, Function] = {}
 
     def __repr__(self) -> str:
-        return f"<replicax.function {_name(self.python_function)}>"
+        return f"<replicax.function {name_of_function(self.python_function)}>"
 
     @property
     def trace_count(self) -> int:
@@ -288,14 +85,14 @@ class Function(CompiledCallable):
         """The function bound to `instance`: every instance has its own programs."""
         if instance is None:
             return self
-        bound = self._methods.get(instance)
+        bound = self._methods.get(id(instance))  # equal instances are still different ones
         if bound is None:
-            # The bound function must not keep its instance alive: it is the value in a table
-            # whose key is the instance.
+            # The bound function must not keep its instance alive, and goes with it.
             method = _WeakMethod(self.python_function, instance)
             bound = Function(method, None, self._donate)
             bound.input_signature = self.input_signature
-            self._methods[instance] = bound
+            self._methods[id(instance)] = bound
+            weakref.finalize(instance, self._methods.pop, id(instance), None).atexit = False
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -349,7 +146,7 @@ class Function(CompiledCallable):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self.input_signature is None:
             return args, kwargs
-        name = _name(self.python_function)
+        name = name_of_function(self.python_function)
         return signature.check_arguments(self.input_signature, args, kwargs, name), {}
 
     def _call_in_replica(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -359,7 +156,7 @@ class Function(CompiledCallable):
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return self._site.call(self.python_function, args, kwargs, strategy=strategy)
 
-        label = f"the function {_name(self.python_function)!r}"
+        label = f"the function {name_of_function(self.python_function)!r}"
         return entry.replica_context.together(label, call, (args, kwargs))
 
     def _loop(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -390,7 +187,13 @@ class _WeakMethod:
     def __init__(self, fn: Callable[..., Any], instance: Any) -> None:
         functools.update_wrapper(self, fn)
         self.__func__ = fn
-        self._instance = weakref.ref(instance)
+        try:
+            self._instance = weakref.ref(instance)
+        except TypeError:
+            raise TypeError(
+                f"function cannot compile method {name_of_function(fn)!r}: its object {instance!r} cannot be "
+                "held weakly. Add '__weakref__' to the __slots__ of the class."
+            ) from None
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -399,7 +202,7 @@ class _WeakMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         instance = self._instance()
         if instance is None:
-            raise ContextError(f"the object of method {_name(self.__func__)!r} is gone.")
+            raise ContextError(f"the object of method {name_of_function(self.__func__)!r} is gone.")
         return types.MethodType(self.__func__, instance)(*args, **kwargs)
 
 
@@ -457,7 +260,7 @@ def function(
         raise TypeError(f"function needs a callable; got {fn!r}.")
     if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):
         raise TypeError(
-            f"function cannot compile {_name(fn)!r}, which is a generator or coroutine. Return a "
-            "value instead of yielding."
+            f"function cannot compile {name_of_function(fn)!r}, which is a generator or coroutine. "
+            "Return a value instead of yielding."
         )
     return Function(fn, input_signature, donate)

@@ -82,11 +82,13 @@ class _Output:
     def is_bare(self) -> bool:
         return self.shapes is None and not self.mirrored
 
-    def wrap(self, array: jax.Array) -> Any:
-        assert self.mesh is not None
+    def wrapper(self) -> Callable[[jax.Array], Any]:
+        """What the array becomes outside the program; made once, called every step."""
+        mesh = self.mesh
+        assert mesh is not None
         if self.mirrored:
-            return Mirrored(self.mesh, array=array)
-        return PerReplica(self.mesh, packed=array, shapes=self.shapes)
+            return lambda array: Mirrored(mesh, array=array)
+        return PerReplica.maker(mesh, self.shapes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -198,7 +200,6 @@ class Program:
         state = [key for key in traced.frame.entered if isinstance(key, Storage)]
         self._written = [key for key in state if key in written]
         self._read = [key for key in state if key not in written]
-        self._fresh = [False] * len(self._written)
         self._structure = traced.structure
         self._results = traced.results
         self.returns_arguments = any(
@@ -210,7 +211,8 @@ class Program:
         self._compiler_options = dict(traced.frame.compiler_options) or None
         self._replay, self._out_shardings = self._prepare(traced)
         self._jitted: dict[bool, Any] = {}
-        self._uncommitted: dict[int, compat.Uncommitted] = {}
+        self._wraps: list[tuple[Any, Any]] = []
+        self._is_one_leaf = self._structure == _ONE_LEAF
         self._freed_seen = -1
         self._single = [
             key
@@ -268,41 +270,49 @@ class Program:
 
     def launch(self, arrays: list[Any]) -> Any:
         """One step: runs the program on the current values of its variables."""
-        outputs = RUN_AHEAD.launch(self._step, arrays)
-        RUN_AHEAD.settle()
-        return self._wrap(outputs)
-
-    def _step(self, arrays: list[Any]) -> tuple[jax.Array, list[jax.Array]]:
-        written, read = self._written, self._read
-        donate = self._donate and not any(map(_handed_out, written))
-        state = list(map(_array, written))
-        constant = list(map(_array, read))
-        program = self._jitted.get(donate) or self._program(donate=donate)
-        done: list[Any] = []
-        stored = False
-        try:
+        written = self._written
+        with RUN_AHEAD.lock:
+            RUN_AHEAD.make_room()
+            donate = self._donate and not any(map(_handed_out, written))
+            program = self._jitted.get(donate) or self._program(donate=donate)
+            state, constant = list(map(_array, written)), list(map(_array, self._read))
+            done: list[Any] = []
+            stored = False
             try:
-                # The result must reach `done` before Ctrl-C can be noticed: the inputs are gone.
-                done.extend(map(program, (state,), (constant,), (arrays,)))
-                if not self._donate:  # the old values stay until the new ones are certain
-                    _await_or_drop(done)
+                try:
+                    # The result must reach `done` before Ctrl-C is noticed: the inputs are gone.
+                    done.extend(map(program, (state,), (constant,), (arrays,)))
+                    if not self._donate:  # the old values stay until the new ones are certain
+                        _await_or_drop(done)
+                finally:
+                    if done:
+                        store_all(written, done[0][1])
+                        stored = True
+            except Exception:
+                for key in written:
+                    key.note_loss()
+                raise
             finally:
-                if done:
-                    store_all(written, done[0][1], self._fresh)
-                    stored = True
-        except Exception:
-            for key in written:
-                key.note_loss()
-            raise
-        finally:
-            if done and not stored:  # Ctrl-C came between the two lines above
-                store_all(written, done[0][1], self._fresh)
-        if written:
-            epoch.advance()
-            for key in self._single:
-                key.bring_home()
-        token, _, outputs = done[0]
-        return token, outputs
+                if done and not stored:  # Ctrl-C came between the two lines above
+                    store_all(written, done[0][1])
+            token, _, outputs = done[0]
+            RUN_AHEAD.tokens.append(token)
+            if not donate or self._single:
+                self._tidy_up()
+            if written:
+                epoch.advance()
+        if RUN_AHEAD.settles:
+            RUN_AHEAD.settle()
+        wraps = self._wraps or self._make_wraps(outputs)
+        leaves = [value if wrap is None else wrap(outputs[value]) for wrap, value in wraps]
+        return leaves[0] if self._is_one_leaf else nest.unflatten(self._structure, leaves)
+
+    def _tidy_up(self) -> None:
+        """What only some steps need: new buffers are nobody else's, single copies go home."""
+        for key in self._written:
+            key.handed_out = False
+        for key in self._single:
+            key.bring_home()
 
     def _program(self, *, donate: bool) -> Any:
         program = self._jitted.get(donate)
@@ -316,25 +326,21 @@ class Program:
             self._jitted[donate] = program
         return program
 
-    def _wrap(self, outputs: list[jax.Array]) -> Any:
-        leaves = [
-            result.value
-            if type(result) is _Object
-            else self._outside(outputs[result.index], result)  # pyright: ignore
+    def _make_wraps(self, outputs: list[jax.Array]) -> list[tuple[Any, Any]]:
+        """For each leaf a function and the index of an output, or None and the leaf itself."""
+        self._wraps = [
+            (None, result.value)
+            if isinstance(result, _Object)
+            else (self._wrapper(outputs[result.index], result), result.index)
             for result in self._results
         ]
-        if len(leaves) == 1 and self._structure == _ONE_LEAF:
-            return leaves[0]
-        return nest.unflatten(self._structure, leaves)
+        return self._wraps
 
-    def _outside(self, array: jax.Array, result: _Output) -> Any:
+    def _wrapper(self, example: jax.Array, result: _Output) -> Callable[[jax.Array], Any]:
         if not result.is_bare:
-            return result.wrap(array)
+            return result.wrapper()
         if self.mesh is None:
-            return array
-        convert = self._uncommitted.get(result.index)
-        if convert is None:
-            if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-                return placement.one_device(array)
-            convert = self._uncommitted[result.index] = compat.Uncommitted(compat.shards(array)[0])
-        return convert.first_of(array)
+            return lambda array: array
+        if jnp.issubdtype(example.dtype, jax.dtypes.extended):
+            return placement.one_device
+        return compat.Uncommitted(compat.shards(example)[0]).first_of

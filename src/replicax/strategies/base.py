@@ -13,11 +13,13 @@ from replicax.backend import devices
 from replicax.context import stack
 from replicax.core.enums import ReduceOp
 from replicax.core.options import RunOptions
+from replicax.core.protocols import CompiledCallable
 from replicax.core.value_context import ValueContext
 from replicax.strategies.extended import StrategyExtended
+from replicax.strategies.v1_spelling import V1Spelling
 
 
-class Strategy:
+class Strategy(V1Spelling):
     """A list of devices and a policy for state and computation on them.
 
     Create one of its subclasses; then create variables in its ``scope()``, run
@@ -41,6 +43,7 @@ class Strategy:
     def __init__(self, extended: StrategyExtended) -> None:
         """Wraps `extended`."""
         self._extended = extended
+        self._has_own_run = type(extended).run is not StrategyExtended.run
 
     def __repr__(self) -> str:
         names = ", ".join(self.extended.worker_devices)
@@ -125,7 +128,11 @@ class Strategy:
             kwargs: Keyword arguments.
             options: How to run it.
         """
-        stack.require_outside_run(self, "Strategy.run")
+        if not stack.is_outside():
+            stack.require_outside_run(self, "Strategy.run")
+        elif options is None and not self._has_own_run and isinstance(fn, CompiledCallable):
+            # The plainest call of all.
+            return fn.run_replicated(self, tuple(args), kwargs or {}, None)
         return self._extended.run(fn, tuple(args), dict(kwargs or {}), options)
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:

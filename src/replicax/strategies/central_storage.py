@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicax.backend import devices as backend_devices
-from replicax.backend.mesh import replica_mesh
 from replicax.core.enums import VariableSynchronization
 from replicax.strategies.base import Strategy
 from replicax.strategies.extended import StrategyExtended
@@ -23,14 +22,9 @@ class CentralStorageExtended(StrategyExtended):
     ) -> None:
         """Uses all local devices to compute, and the first one to store, unless told otherwise."""
         super().__init__(container_strategy)
-        chosen = (
-            backend_devices.local_devices()
-            if compute_devices is None
-            else backend_devices.resolve_devices(compute_devices)
-        )
-        self._mesh = replica_mesh(chosen)
+        self.set_replica_devices(compute_devices)
         self._home = (
-            chosen[0]
+            self.mesh.devices[0]
             if parameter_device is None
             else backend_devices.resolve_device(parameter_device)
         )

@@ -9,7 +9,7 @@ lists what to override.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,11 +20,12 @@ from jax.core import Tracer
 from replicax.backend import compat, devices, placement
 from replicax.backend.collectives import Reduction
 from replicax.context import stack
-from replicax.core import nest
+from replicax.core import nest, notices
 from replicax.core.enums import ReduceOp
 from replicax.core.errors import ContextError, DistributedValueError
 from replicax.core.options import bytes_per_pack_of
 from replicax.execution.frame import current_frame
+from replicax.strategies.multi_step import MultiStepContext, StepPrograms, run_steps
 from replicax.strategies.replication import Replication, component_of, without_views
 from replicax.values.distributed import ComponentView, DistributedValues, Mirrored, PerReplica
 from replicax.values.reduce import reduce_leaves
@@ -56,6 +57,11 @@ class StrategyExtended(Replication):
         >>> v.numpy()
         array(0.8, dtype=float32)
     """
+
+    def __init__(self, container_strategy: Any) -> None:
+        """Prepares for `container_strategy`; subclasses then call `set_replica_devices`."""
+        super().__init__(container_strategy)
+        self._step_programs = StepPrograms()
 
     # -- what a strategy is ------------------------------------------------------------------
 
@@ -273,6 +279,38 @@ class StrategyExtended(Replication):
         if frame.in_replica:
             return TracedMirrored(self.mesh, jnp.asarray(first))
         return Mirrored(self.mesh, array=jnp.asarray(first))
+
+    # -- many steps --------------------------------------------------------------------------
+
+    def experimental_run_steps_on_iterator(
+        self,
+        fn: Callable[[MultiStepContext, Any], Any],
+        iterator: Iterator[Any],
+        iterations: int = 1,
+        initial_loop_values: Mapping[str, Any] | None = None,
+    ) -> MultiStepContext:
+        """Calls ``fn(context, next(iterator))`` `iterations` times. Deprecated: use ``run``.
+
+        Steps over inputs of one structure and one shape are compiled into one
+        program and launched once; others run one by one, as Python.
+
+        Args:
+            fn: One step, in cross-replica context; it usually calls
+                `call_for_each_replica`, and sets outputs on its first argument.
+            iterator: Gives the input of each step: per-replica values, or nests of them.
+            iterations: How many steps.
+            initial_loop_values: The outputs that the first step finds, by name.
+
+        Raises:
+            OutOfRangeError: If the iterator ends early; the steps before that have run.
+        """
+        call = "extended.experimental_run_steps_on_iterator"
+        notices.deprecate(call, "Strategy.run in a loop")
+        strategy = self._container_strategy
+        stack.require_outside_run(strategy, call)
+        return run_steps(
+            strategy, fn, iterator, iterations, initial_loop_values, self._step_programs
+        )
 
     # -- variables ---------------------------------------------------------------------------
 

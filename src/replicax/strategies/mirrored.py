@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from replicax.backend import devices as backend_devices
-from replicax.backend.mesh import replica_mesh
 from replicax.strategies.base import Strategy
 from replicax.strategies.cross_device_ops import CrossDeviceOps
 from replicax.strategies.extended import StrategyExtended
@@ -23,20 +21,7 @@ class MirroredExtended(StrategyExtended):
     ) -> None:
         """Uses `devices`, or all local ones."""
         super().__init__(container_strategy)
-        chosen = (
-            backend_devices.local_devices()
-            if devices is None
-            else backend_devices.resolve_devices(devices)
-        )
-        self._mesh = replica_mesh(chosen)
-        if cross_device_ops is None:
-            return
-        if not isinstance(cross_device_ops, CrossDeviceOps):
-            raise TypeError(
-                f"cross_device_ops is {cross_device_ops!r}; expected an instance of "
-                "CrossDeviceOps, such as ReductionToOneDevice() or NcclAllReduce()."
-            )
-        self._reduction = cross_device_ops.reduction(self._mesh)
+        self.set_replica_devices(devices, cross_device_ops)
 
 
 class MirroredStrategy(Strategy):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from replicax.backend import devices
-from replicax.backend.mesh import replica_mesh
 from replicax.strategies.base import Strategy
 from replicax.strategies.extended import StrategyExtended
 
@@ -16,7 +14,7 @@ class OneDeviceExtended(StrategyExtended):
     def __init__(self, container_strategy: Any, device: Any) -> None:
         """Uses `device`."""
         super().__init__(container_strategy)
-        self._mesh = replica_mesh((devices.resolve_device(device),))
+        self.set_replica_devices([device])
 
 
 class OneDeviceStrategy(Strategy):

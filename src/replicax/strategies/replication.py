@@ -7,7 +7,7 @@ are reduced; `StrategyExtended` builds on this class, and strategies on that.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 
 from replicax.backend import compat, devices, placement
 from replicax.backend.collectives import Reduction
-from replicax.backend.mesh import ReplicaMesh
+from replicax.backend.mesh import ReplicaMesh, replica_mesh
 from replicax.context import stack
 from replicax.context.eager_peers import EagerPeers, EagerSession
 from replicax.context.replica import ReplicaContext
@@ -31,6 +31,7 @@ from replicax.execution.eager import ReplicaThreads
 from replicax.execution.frame import current_frame
 from replicax.execution.host_loop import compiled_run_of_loop
 from replicax.input import splitting
+from replicax.strategies.cross_device_ops import CrossDeviceOps
 from replicax.values.distributed import ComponentView, DistributedValues, PerReplica
 from replicax.values.reduce import gather_leaf, reduce_leaf
 from replicax.values.regroup import regroup, select
@@ -51,10 +52,13 @@ class Replication:
 
     Attributes:
         serial: A number that no other strategy of this process has or will have.
+        cluster_resolver: What knows the cluster; None for a single worker.
     """
 
+    cluster_resolver: Any = None
+
     def __init__(self, container_strategy: Any) -> None:
-        """Prepares for `container_strategy`; subclasses then set `_mesh`."""
+        """Prepares for `container_strategy`; subclasses then call `set_replica_devices`."""
         self._container_strategy = container_strategy
         self.serial = next(_serials)
         self._threads: ReplicaThreads | None = None
@@ -63,11 +67,38 @@ class Replication:
 
     # -- what a strategy is ------------------------------------------------------------------
 
+    def set_replica_devices(
+        self, worker_devices: Sequence[Any] | None, cross_device_ops: CrossDeviceOps | None = None
+    ) -> None:
+        """Says where the replicas run; the ``__init__`` of every strategy calls it once.
+
+        Args:
+            worker_devices: One device per replica: JAX devices, or names such as
+                ``"GPU:0"``; all local devices of JAX's default platform if None.
+            cross_device_ops: How values of different replicas are added; by one
+                all-reduce if None.
+        """
+        if worker_devices is None:
+            self._mesh = replica_mesh(devices.local_devices())
+        else:
+            self._mesh = replica_mesh(devices.resolve_devices(worker_devices))
+        if cross_device_ops is None:
+            return
+        if not isinstance(cross_device_ops, CrossDeviceOps):
+            raise TypeError(
+                f"cross_device_ops is {cross_device_ops!r}; expected an instance of "
+                "CrossDeviceOps, such as ReductionToOneDevice() or NcclAllReduce()."
+            )
+        self._reduction = cross_device_ops.reduction(self._mesh)
+
     @property
     def mesh(self) -> ReplicaMesh:
         """The devices of the replicas."""
         if self._mesh is None:
-            raise ContextError(f"{type(self).__name__} has set no mesh in its __init__.")
+            raise ContextError(
+                f"{type(self).__name__} has no devices. Call self.set_replica_devices(devices) in "
+                "its __init__."
+            )
         return self._mesh
 
     @property

@@ -25,7 +25,7 @@ from replicax.context.stack import get_replica_context
 from replicax.core.enums import VariableAggregation, VariableSynchronization
 from replicax.core.spec import TensorSpec, TypeSpec
 from replicax.functions.function import function
-from replicax.tf import config, distribute, dtypes, math, nest, nn
+from replicax.tf import compat, config, distribute, dtypes, math, nest, nn
 from replicax.tf.dtypes import (
     bfloat16,
     bool,
@@ -86,6 +86,7 @@ __all__ = [
     "bfloat16",
     "bool",
     "cast",
+    "compat",
     "complex128",
     "complex64",
     "concat",

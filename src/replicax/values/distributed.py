@@ -111,6 +111,26 @@ class PerReplica(RefusedOperators, DistributedValues):
         self._shapes = None if shapes is None else tuple(map(tuple, shapes))
         self._type_key: Any = None
 
+    @classmethod
+    def maker(cls, mesh: ReplicaMesh, shapes: Sequence[Shape]) -> Callable[[jax.Array], PerReplica]:
+        """A quick way to make many values of one type: gives a function of the packed array."""
+        shapes = tuple(map(tuple, shapes))
+        type_key: Hashable = None
+
+        def make(packed: jax.Array) -> PerReplica:
+            nonlocal type_key
+            value = object.__new__(cls)
+            value.mesh = mesh
+            value._components = None
+            value._packed = packed
+            value._shapes = shapes
+            value._type_key = type_key
+            if type_key is None:
+                type_key = value.type_key
+            return value
+
+        return make
+
     def __repr__(self) -> str:
         rows = ",\n".join(f"  {i}: {value!r}" for i, value in enumerate(self.values))
         return f"PerReplica:{{\n{rows}\n}}"
@@ -155,7 +175,7 @@ class PerReplica(RefusedOperators, DistributedValues):
         if self._packed is not None:
             return self._packed.dtype
         self._require_arrays("a per-replica value")
-        return np.dtype(jnp.result_type(*self.values))
+        return jnp.result_type(*self.values)  # no np.dtype: it may be that of random keys
 
     @property
     def type_key(self) -> Hashable:

@@ -140,6 +140,14 @@ class RefusedOperators:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         raise self._refuse("numpy.asarray")
 
+    def __eq__(self, other: object) -> bool:
+        # Against its own kind identity, so that membership works; anything else is a mistake.
+        if self is other:
+            return True
+        if isinstance(other, RefusedOperators) or other is None:
+            return False
+        raise self._refuse("the operator '=='")
+
     __hash__ = object.__hash__
 
 

@@ -82,6 +82,7 @@ def reduce_leaves(
 ) -> list[Any]:
     """Every value combined across the replicas; small ones travel together."""
     results: list[Any] = [None] * len(values)
+    values = [v.as_components() if isinstance(v, DistributedValues) else v for v in values]
     traced, packed = [], []
     for index, value in enumerate(values):
         if isinstance(value, TracedPerReplica):

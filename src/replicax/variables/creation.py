@@ -27,6 +27,7 @@ from replicax.values.traced import TracedPerReplica
 from replicax.variables.central import CentralVariable
 from replicax.variables.mirrored import MirroredVariable
 from replicax.variables.plain import PlainVariable
+from replicax.variables.registry import register
 from replicax.variables.storage import Storage
 from replicax.variables.sync_on_read import SyncOnReadVariable
 from replicax.variables.variable import Variable, provide_creation
@@ -157,6 +158,7 @@ def build_variable(
     if frame is not None:
         variable = frame.exchange(variable)[0]  # all variants of a trace create the same one
     _initialise(variable, value)
+    register(variable)
     return variable
 
 

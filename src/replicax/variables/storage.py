@@ -17,6 +17,7 @@ import numpy as np
 
 from replicax.backend import compat, placement
 from replicax.backend.mesh import ReplicaMesh
+from replicax.backend.runahead import RUN_AHEAD
 from replicax.core.errors import LostVariableError
 from replicax.core.typing import Device
 from replicax.execution import epoch
@@ -109,8 +110,9 @@ class Storage:
 
     def hand_out(self) -> jax.Array:
         """`array`, to be given to somebody who may keep it."""
-        array = self.live_array()
-        self.handed_out = True
+        with RUN_AHEAD.lock:  # not between a step's look at `handed_out` and its donation
+            array = self.live_array()
+            self.handed_out = True
         return array
 
     def components(self) -> list[jax.Array]:
@@ -205,14 +207,12 @@ def _own_undistributed(value: Any) -> jax.Array:
 
 
 _set_array = Storage.array.__set__  # pyright: ignore
-_set_handed_out = Storage.handed_out.__set__  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def store_all(storages: list[Storage], arrays: Iterable[jax.Array], fresh: list[bool]) -> None:
+def store_all(storages: list[Storage], arrays: Iterable[jax.Array]) -> None:
     """Gives every storage its new array, in one step that Ctrl-C cannot split.
 
-    The loops run inside the interpreter's C code, which looks for signals only
+    The loop runs inside the interpreter's C code, which looks for signals only
     between Python instructions.
     """
     collections.deque(map(_set_array, storages, arrays), maxlen=0)
-    collections.deque(map(_set_handed_out, storages, fresh), maxlen=0)

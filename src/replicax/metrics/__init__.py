@@ -1,0 +1,1 @@
+"""Metrics: figures accumulated by all replicas without communication, combined when read."""

@@ -1,0 +1,1 @@
+"""Optimizers: Optax transformations whose state is variables of a strategy."""

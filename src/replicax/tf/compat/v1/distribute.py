@@ -1,0 +1,49 @@
+"""Names that the documents place under ``tf.compat.v1.distribute``: the same objects.
+
+A strategy has the methods of both spellings; the older ones say once what to
+write instead.
+"""
+
+from replicax import experimental
+from replicax.context.replica import ReplicaContext
+from replicax.context.stack import (
+    experimental_set_strategy,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from replicax.core.enums import ReduceOp
+from replicax.core.options import RunOptions
+from replicax.strategies.base import Strategy
+from replicax.strategies.cross_device_ops import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
+from replicax.strategies.extended import StrategyExtended
+from replicax.strategies.mirrored import MirroredStrategy
+from replicax.strategies.one_device import OneDeviceStrategy
+from replicax.tf.compat.v1.loss_reduction import get_loss_reduction
+
+__all__ = [
+    "CrossDeviceOps",
+    "HierarchicalCopyAllReduce",
+    "MirroredStrategy",
+    "NcclAllReduce",
+    "OneDeviceStrategy",
+    "ReduceOp",
+    "ReductionToOneDevice",
+    "ReplicaContext",
+    "RunOptions",
+    "Strategy",
+    "StrategyExtended",
+    "experimental",
+    "experimental_set_strategy",
+    "get_loss_reduction",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+]

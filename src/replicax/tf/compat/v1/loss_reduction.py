@@ -1,0 +1,18 @@
+"""``tf.compat.v1.distribute.get_loss_reduction``."""
+
+from replicax.core.enums import ReduceOp
+
+__all__ = ["get_loss_reduction"]
+
+
+def get_loss_reduction() -> ReduceOp:
+    """How optimizers combine the losses of the replicas: always by SUM.
+
+    Only an Estimator could make it MEAN; without one the loss itself must be
+    divided by the global batch size.
+
+    Example:
+        >>> get_loss_reduction()
+        <ReduceOp.SUM: 'SUM'>
+    """
+    return ReduceOp.SUM

@@ -1,0 +1,43 @@
+"""The variables that exist now, so that tools can look at all of a strategy's at once.
+
+Holds them weakly: being listed keeps no variable alive. `variables.creation` is
+the only writer.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from replicax.variables.variable import Variable
+
+_live: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
+
+
+def register(variable: Variable) -> None:
+    """Lists a new variable; listing it again changes nothing."""
+    _live[id(variable)] = variable
+
+
+def live_variables(strategy: Any) -> list[Variable]:
+    """The variables that `strategy` has created and that are still in use, oldest first.
+
+    Variables whose trace failed before they had a value are left out.
+
+    Example:
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     a, b = rx.Variable(1.0, name="a"), rx.Variable(2.0, name="b")
+        >>> [v.name for v in live_variables(strategy)]
+        ['a', 'b']
+        >>> del a
+        >>> [v.name for v in live_variables(strategy)]
+        ['b']
+    """
+    return [
+        variable
+        for variable in list(_live.values())
+        if variable.strategy is strategy
+        and (variable._storage.array is not None or variable._storage.lost)
+    ]

@@ -1,0 +1,431 @@
+"""Each private JAX API that Replicax uses still does what Replicax needs it for.
+
+One test or more for every name in `backend.compat`; the last one fails when a name has none.
+"""
+
+import inspect
+import pathlib
+import re
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from replicax.backend import compat
+from tests.backend.fresh_process import run_fresh
+
+
+def on_device(value, index):
+    return jax.device_put(value, jax.devices()[index])
+
+
+def replicated(value, count=4):
+    mesh = Mesh(np.asarray(jax.devices()[:count]), ("d",))
+    return jax.device_put(value, NamedSharding(mesh, PartitionSpec()))
+
+
+def sharded(value, count=4):
+    mesh = Mesh(np.asarray(jax.devices()[:count]), ("d",))
+    return jax.device_put(value, NamedSharding(mesh, PartitionSpec("d")))
+
+
+def ask(question):
+    """The answer to `question` in every kind of trace."""
+    answers = {"eager": question()}
+
+    def note(where):
+        answers[where] = question()
+        return 1.0
+
+    jax.jit(lambda: note("jit"))()
+    jax.grad(lambda x: x * note("grad"))(1.0)
+    jax.vmap(lambda x: x * note("vmap"))(jnp.ones(2))
+    lax.scan(lambda c, _: (c, note("scan")), 0, None, length=1)
+    lax.cond(True, lambda: note("cond"), lambda: 1.0)
+    lax.while_loop(lambda i: i < 1, lambda i: i + int(note("while")), 0)
+    jax.checkpoint(lambda x: x * note("checkpoint"))(1.0)
+    jax.vmap(jax.jit(lambda x: x * note("jit in vmap")))(jnp.ones(2))
+    jax.jit(jax.vmap(lambda x: x * note("vmap in jit")))(jnp.ones(2))
+    jax.jit(jax.grad(lambda x: x * note("grad in jit")))(1.0)
+    return answers
+
+
+# -- traces ------------------------------------------------------------------------------------
+
+
+def test_current_trace_is_another_one_in_each_transformation():
+    outer = compat.current_trace()
+    seen = []
+    jax.jit(lambda: seen.append(compat.current_trace()))()
+    jax.grad(lambda x: seen.append(compat.current_trace()) or x)(1.0)
+    assert compat.current_trace() is outer
+    assert seen[0] is not outer
+    assert seen[1] is not outer
+
+
+def test_inside_trace_selects_an_outer_trace():
+    def outer(x):
+        base = compat.current_trace()
+
+        def body(carry, _):
+            with compat.inside_trace(base):
+                doubled = x * 2.0  # belongs to the outer program
+                assert compat.current_trace() is base
+            return carry + doubled, None
+
+        return lax.scan(body, 0.0, None, length=3)[0]
+
+    assert float(jax.jit(outer)(1.0)) == 6.0
+    names = [eqn.primitive.name for eqn in jax.make_jaxpr(outer)(1.0).jaxpr.eqns]
+    assert names[0] == "mul"
+
+
+def test_is_staging_where_jax_records_a_program():
+    answers = ask(compat.is_staging)
+    not_staging = {where for where, answer in answers.items() if not answer}
+    assert not_staging == {"eager", "grad", "vmap"}
+
+
+def test_is_transforming_wherever_a_transformation_is_open():
+    answers = ask(compat.is_transforming)
+    assert [where for where, answer in answers.items() if not answer] == ["eager"]
+
+
+def test_is_batching_wherever_a_vmap_is_open():
+    answers = ask(compat.is_batching)
+    batching = {where for where, answer in answers.items() if answer}
+    assert batching == {"vmap", "jit in vmap", "vmap in jit"}
+
+
+def test_is_batching_looks_no_further_than_it_is_told():
+    seen = []
+
+    def element(x):
+        base = compat.current_trace()
+        seen.append((compat.is_batching(), compat.is_batching(until=base)))
+        jax.grad(lambda y: seen.append(compat.is_batching(until=base)) or y)(1.0)
+        return x
+
+    jax.vmap(element)(jnp.ones(2))
+    assert seen == [(True, False), False]
+
+
+def test_concretely_lets_operations_on_concrete_values_run_at_once():
+    seen = []
+
+    def inside():
+        with compat.concretely():
+            seen.append(isinstance(jnp.ones(2) + 1, jax.core.Tracer))
+        seen.append(isinstance(jnp.ones(2) + 1, jax.core.Tracer))
+
+    jax.jit(inside)()
+    assert seen == [False, True]
+    seen.clear()
+    inside()
+    assert seen == [False, False]
+
+
+def test_is_staged_below_knows_an_inner_program_from_the_base():
+    seen = {}
+
+    def outer(x):
+        base = compat.current_trace()
+        seen["own level"] = compat.is_staged_below(base)
+        jax.grad(lambda y: seen.setdefault("grad", compat.is_staged_below(base)) * y)(x)
+        jax.jit(lambda: seen.setdefault("jit", compat.is_staged_below(base)))()
+        jax.grad(jax.jit(lambda y: seen.setdefault("both", compat.is_staged_below(base)) * y))(x)
+
+    jax.jit(outer)(1.0)
+    assert seen == {"own level": False, "grad": False, "jit": True, "both": True}
+
+
+def test_is_traced_inside_knows_a_local_tracer_from_a_captured_one():
+    seen = {}
+
+    def outer(x):
+        seen["own"] = compat.is_traced_inside(x * 2)
+
+        def inner(y):
+            seen["inner"] = compat.is_traced_inside(y * 2)
+            seen["captured"] = compat.is_traced_inside(x)
+            return y
+
+        jax.jit(inner)(1.0)
+        return x
+
+    jax.jit(outer)(1.0)
+    seen["no trace"] = compat.is_traced_inside(1.0)
+    assert seen == {"own": True, "inner": True, "captured": False, "no trace": False}
+
+
+SETTINGS = {
+    "x64": lambda: jax.enable_x64(True),
+    "precision": lambda: jax.default_matmul_precision("float32"),
+    "promotion": lambda: jax.numpy_dtype_promotion("strict"),
+    "mesh": lambda: jax.set_mesh(Mesh(np.asarray(jax.devices()[:2]), ("d",))),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_trace_settings_change_with_what_changes_a_trace(setting):
+    before = compat.trace_settings()
+    with SETTINGS[setting]():
+        inside = compat.trace_settings()
+    assert inside != before
+    assert hash(compat.trace_settings()) == hash(before)
+    assert compat.trace_settings() == before
+
+
+# -- programs ----------------------------------------------------------------------------------
+
+
+def test_eval_jaxpr_evaluates_with_constants_and_in_a_trace():
+    constant = jnp.arange(3.0)
+    closed = jax.make_jaxpr(lambda x: (x * constant, x + 1))(2.0)
+    outs = compat.eval_jaxpr(closed.jaxpr, closed.consts, 3.0)
+    np.testing.assert_array_equal(outs[0], [0, 3, 6])
+    outs = jax.jit(lambda x: compat.eval_jaxpr(closed.jaxpr, closed.consts, x))(4.0)
+    assert float(outs[1]) == 5.0
+
+
+def test_shaped_array_has_a_strong_type():
+    aval = compat.shaped_array([2, 3], jnp.bfloat16)
+    assert (aval.shape, aval.dtype, aval.weak_type) == ((2, 3), jnp.bfloat16, False)
+
+
+def test_is_ref_tells_refs_from_values():
+    def fn(x):
+        ref = jax.new_ref(x)
+        ref[...] = x + 1
+        return ref[...]
+
+    jaxpr = jax.make_jaxpr(fn)(1.0).jaxpr
+    kinds = {atom for eqn in jaxpr.eqns for atom in eqn.outvars if compat.is_ref(atom)}
+    assert len(kinds) == 1
+    assert not compat.is_ref(jaxpr.invars[0])
+
+
+def test_open_jaxpr_and_sub_jaxprs_find_every_inner_program():
+    def fn(x):
+        y = lax.cond(x > 0, lambda: x, lambda: -x)
+        y = lax.while_loop(lambda c: c < 3, lambda c: c + 1, y)
+        y = lax.scan(lambda c, _: (c * 2, None), y, None, length=2)[0]
+        return jax.jit(lambda y: y + 1)(y)
+
+    closed = jax.make_jaxpr(fn)(1.0)
+    assert compat.open_jaxpr(closed) is closed.jaxpr
+    assert compat.open_jaxpr(closed.jaxpr) is closed.jaxpr
+    counts = {}
+    for eqn in closed.jaxpr.eqns:
+        inner = list(compat.sub_jaxprs(eqn.params))
+        assert all(hasattr(jaxpr, "eqns") for jaxpr in inner)
+        if inner:
+            counts[eqn.primitive.name] = len(inner)
+    assert counts == {"cond": 2, "while": 2, "scan": 1, "jit": 1}
+
+
+def this_line():
+    return inspect.currentframe().f_back.f_lineno
+
+
+def test_user_line_is_the_line_that_made_the_equation():
+    def fn(x):
+        fn.line = this_line() + 1
+        return jnp.sin(x)
+
+    (eqn,) = jax.make_jaxpr(fn)(1.0).eqns
+    assert compat.user_line(eqn) == f"{__file__}:{fn.line}"
+
+
+def test_origin_of_gives_new_equations_the_line_of_an_old_one():
+    def fn(x):
+        with jax.named_scope("layer"):
+            return jnp.sin(x)
+
+    (eqn,) = jax.make_jaxpr(fn)(1.0).eqns
+
+    def replay(x):
+        with compat.origin_of(eqn):
+            return jnp.cos(x)
+
+    (new,) = jax.make_jaxpr(replay)(1.0).eqns
+    assert compat.user_line(new) == compat.user_line(eqn)
+    assert "layer" in str(new.source_info.name_stack)
+
+
+# -- arrays ------------------------------------------------------------------------------------
+
+
+def test_concrete_array_is_the_type_of_every_array():
+    for array in (jnp.ones(2), on_device(1.0, 3), replicated(1.0), jax.jit(lambda: jnp.ones(2))()):
+        assert type(array) is compat.ConcreteArray
+
+
+def test_uncommitted_arrays_stay_on_their_device_and_mix_with_any_other():
+    array = compat.uncommitted(on_device(jnp.arange(3.0), 5))
+    assert not array.committed
+    assert array.devices() == {jax.devices()[5]}
+    total = array + on_device(jnp.ones(3), 2)
+    assert total.devices() == {jax.devices()[2]}
+    np.testing.assert_array_equal(total, [1, 2, 3])
+
+
+def test_uncommitted_shares_the_buffer_and_leaves_the_original_alone():
+    original = on_device(jnp.arange(3.0), 5)
+    free = compat.uncommitted(original)
+    assert free.unsafe_buffer_pointer() == original.unsafe_buffer_pointer()
+    assert original.committed
+    assert compat.uncommitted(free) is free
+
+
+def test_uncommitted_works_for_every_dtype_shape_and_for_keys():
+    for value in (True, np.int8(1), jnp.bfloat16(2), np.ones((2, 0, 3)), np.complex64(1j)):
+        original = on_device(value, 3)
+        free = compat.uncommitted(original)
+        assert (free.shape, free.dtype) == (original.shape, original.dtype)
+        np.testing.assert_array_equal(np.asarray(free), np.asarray(original))
+    key = compat.uncommitted(on_device(jax.random.key(7), 3))
+    assert not key.committed
+    assert float(jax.random.uniform(key)) == float(jax.random.uniform(jax.random.key(7)))
+
+
+def test_uncommitted_keeps_weak_types():
+    weak = jax.device_put(jnp.asarray(1.0), jax.devices()[3])
+    assert compat.uncommitted(weak).weak_type == weak.weak_type
+
+
+def test_the_uncommitted_handler_is_reused_for_arrays_of_one_kind():
+    handler = compat.Uncommitted(on_device(jnp.zeros(3), 5))
+    for value in (1.0, 2.0):
+        free = handler(on_device(jnp.full(3, value), 5))
+        assert not free.committed
+        np.testing.assert_array_equal(free, np.full(3, value))
+    first = compat.Uncommitted(on_device(jnp.zeros(3), 0)).first_of(replicated(jnp.arange(3.0)))
+    assert not first.committed
+    assert first.devices() == {jax.devices()[0]}
+    np.testing.assert_array_equal(first, [0, 1, 2])
+
+
+@pytest.mark.parametrize("place", [replicated, sharded])
+def test_shards_are_one_device_arrays_in_mesh_order(place):
+    value = np.arange(8.0)
+    parts = compat.shards(place(value))
+    assert [part.devices() for part in parts] == [{device} for device in jax.devices()[:4]]
+    expected = [value] * 4 if place is replicated else np.split(value, 4)
+    for part, array in zip(parts, expected, strict=True):
+        np.testing.assert_array_equal(part, array)
+
+
+def test_shards_of_one_device_arrays_and_of_keys():
+    (part,) = compat.shards(on_device(1.0, 2))
+    assert part.devices() == {jax.devices()[2]}
+    keys = compat.shards(sharded(jax.random.split(jax.random.key(1), 4)))
+    assert len(keys) == 4
+    assert all(jnp.issubdtype(key.dtype, jax.dtypes.prng_key) for key in keys)
+
+
+# -- threads -----------------------------------------------------------------------------------
+
+
+def in_thread(fn):
+    box = []
+    thread = threading.Thread(target=lambda: box.append(fn()))
+    thread.start()
+    thread.join()
+    return box[0]
+
+
+def test_a_thread_gets_the_settings_of_the_one_that_captured():
+    def look():
+        return jnp.ones((), jnp.float32).dtype.name, compat.trace_settings()
+
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        surroundings = compat.capture_thread_state()
+        expected = compat.trace_settings()
+    outside = compat.trace_settings()
+
+    def work():
+        with surroundings():
+            inside = compat.trace_settings(), jnp.asarray(np.float64(1)).dtype.name
+        return inside, compat.trace_settings()
+
+    (inside, dtype), after = in_thread(work)
+    assert inside == expected
+    assert dtype == "float64"
+    assert after == outside
+    assert look()[1] == outside
+
+
+def test_a_thread_gets_the_open_traces_and_the_default_device():
+    def outer(x):
+        surroundings = compat.capture_thread_state()
+        base = compat.current_trace()
+
+        def work():
+            with surroundings():
+                return compat.current_trace() is base, compat.is_staging(), x * 2
+
+        same, staging, doubled = in_thread(work)
+        assert same
+        assert staging
+        return doubled
+
+    assert float(jax.jit(outer)(3.0)) == 6.0
+    with jax.default_device(jax.devices()[4]):
+        surroundings = compat.capture_thread_state()
+
+    def work():
+        with surroundings():
+            return (jnp.ones(2) + 1).devices()
+
+    assert in_thread(work) == {jax.devices()[4]}
+
+
+def test_a_thread_gets_the_mesh_of_a_shard_map():
+    mesh = Mesh(np.asarray(jax.devices()[:2]), ("d",))
+
+    def body(x):
+        surroundings = compat.capture_thread_state()
+
+        def work():
+            with surroundings():
+                return lax.psum(x, "d")
+
+        return in_thread(work)
+
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec())
+    np.testing.assert_array_equal(jax.jit(mapped)(jnp.arange(2.0)), [1.0])
+
+
+# -- devices -----------------------------------------------------------------------------------
+
+
+def test_has_started_tells_whether_a_backend_runs():
+    assert compat.has_started()
+    run_fresh(
+        """
+        import jax
+        from replicax.backend import compat
+        assert not compat.has_started()
+        jax.devices()
+        assert compat.has_started()
+        """
+    )
+
+
+# -- the file itself ---------------------------------------------------------------------------
+
+
+def test_every_name_of_compat_is_tested_here():
+    tree = vars(compat)
+    names = {
+        name
+        for name, value in tree.items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == compat.__name__
+    } | {"ConcreteArray"}
+    source = pathlib.Path(__file__).read_text()
+    assert [name for name in sorted(names) if not re.search(rf"compat\.{name}\b", source)] == []
