@@ -49,16 +49,16 @@ def slow(x):
     return jnp.zeros(()), jax.lax.psum(a[0, 0], "replica")
 
 
-def test_the_oldest_program_is_awaited_when_there_is_no_room():
+def test_the_older_half_is_awaited_when_there_is_no_room():
     log = []
-    ahead = RunAhead(limit=3)
-    for name in range(3):
+    ahead = RunAhead(limit=4)
+    for name in range(4):
         assert ahead.launch(stand_in_program(log, name), "x") == ("x",)
-    assert (log, ahead.num_in_flight) == ([], 3)
-    ahead.launch(stand_in_program(log, 3))
-    assert (log, ahead.num_in_flight) == ([0], 3)
+    assert (log, ahead.num_in_flight) == ([], 4)
+    ahead.launch(stand_in_program(log, 4))
+    assert (log, ahead.num_in_flight) == ([0, 1], 3)
     ahead.wait()
-    assert (log, ahead.num_in_flight) == ([0, 1, 2, 3], 0)
+    assert (log, ahead.num_in_flight) == ([0, 1, 2, 3, 4], 0)
 
 
 def test_a_limit_of_one_awaits_the_previous_program_before_the_launch():
@@ -220,7 +220,8 @@ def test_launches_of_several_threads_do_not_overlap():
         thread.start()
     for thread in threads:
         thread.join()
-    assert (len(most), max(most), ahead.num_in_flight) == (200, 1, 3)
+    assert (len(most), max(most)) == (200, 1)
+    assert 1 <= ahead.num_in_flight <= 3
 
 
 def test_a_program_may_launch_another_while_it_is_traced():

@@ -8,6 +8,12 @@ from tests.contracts.strategies import STRATEGIES, mirrored
 
 MANY = {name: factory for name, factory in STRATEGIES.items() if factory().num_replicas_in_sync > 1}
 
+IN_PLACE = {
+    name: factory
+    for name, factory in STRATEGIES.items()
+    if factory().extended.parameter_devices == factory().extended.worker_devices
+}
+
 
 @pytest.fixture(params=STRATEGIES)
 def strategy(request):
@@ -25,6 +31,12 @@ def distributed(request):
 def many(request):
     """Every strategy of the table that has more than one replica."""
     return MANY[request.param]()
+
+
+@pytest.fixture(params=IN_PLACE)
+def in_place(request):
+    """Every strategy whose variables are where its replicas run, so that nothing is moved."""
+    return IN_PLACE[request.param]()
 
 
 @pytest.fixture

@@ -19,6 +19,11 @@ def central(num_replicas: int) -> rx.experimental.CentralStorageStrategy:
     return rx.experimental.CentralStorageStrategy(compute, "CPU:0")
 
 
+def num_copies(strategy: rx.Strategy) -> int:
+    """How many copies the strategy keeps of a variable that is not sync-on-read."""
+    return len(strategy.extended.parameter_devices)
+
+
 STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
     "default": rx.get_strategy,
     "one_device": lambda: rx.OneDeviceStrategy("CPU:1"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from tests.contracts.strategies import mirrored
+from tests.contracts.strategies import mirrored, num_copies
 
 
 def replica_ids(strategy, dtype=jnp.float32):
@@ -123,7 +123,7 @@ def test_local_results_of_a_variable_are_views_that_know_their_variable(distribu
         other = rx.Variable([1.0, 2.0])
     assert isinstance(variable, rx.DistributedValues)
     views = distributed.experimental_local_results(variable)
-    assert len(views) == distributed.num_replicas_in_sync
+    assert len(views) == num_copies(distributed)
     extended = distributed.extended
     for view in views:
         np.testing.assert_array_equal(view, [1.0, 2.0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from tests.contracts.strategies import mirrored
+from tests.contracts.strategies import mirrored, num_copies
 
 SUM = rx.VariableAggregation.SUM
 ON_READ = rx.VariableSynchronization.ON_READ
@@ -44,8 +44,8 @@ class Layer:
 def test_the_strategy_in_scope_creates_the_variable(strategy):
     with strategy.scope():
         v = rx.Variable([1.0, 2.0], name="w")
-    assert len(copies(strategy, v)) == strategy.num_replicas_in_sync
-    assert len(v.devices()) == strategy.num_replicas_in_sync
+    assert len(copies(strategy, v)) == num_copies(strategy)
+    assert len(v.devices()) == num_copies(strategy)
     assert strategy.extended.variable_created_in_scope(v) == (v.strategy is not None)
     outside = rx.Variable(1.0)
     assert not isinstance(outside, rx.DistributedValues)
@@ -92,7 +92,7 @@ def test_created_in_run_is_one_variable_and_replica_zero_wins(strategy, execute)
     step = execute.prepare(strategy, layer)
     seen = [step(1.0) for _ in range(3)]
     assert isinstance(layer.v, rx.Variable)
-    assert [float(c) for c in copies(strategy, layer.v)] == [10 + 3 * n] * n
+    assert [float(c) for c in copies(strategy, layer.v)] == [10 + 3 * n] * num_copies(strategy)
     for count, values in enumerate(seen, 1):
         for value in strategy.experimental_local_results(values):
             assert float(value) == 10 + count * n
@@ -135,8 +135,8 @@ def test_traced_initial_values_depend_on_arguments_and_variables(many, execute):
     run = execute.prepare(many, step)
     run(batch)
     run(batch)
-    for layer in layers:
-        assert [float(c) for c in copies(many, layer.v)] == [6.0] * many.num_replicas_in_sync
+    for layer, count in zip(layers, (num_copies(many), many.num_replicas_in_sync), strict=True):
+        assert [float(c) for c in copies(many, layer.v)] == [6.0] * count
 
 
 def test_sync_on_read_created_in_run(many, execute):
@@ -160,7 +160,7 @@ def test_created_in_a_function_outside_run(strategy):
         np.testing.assert_allclose(outer(jnp.ones(2)), [2, 3])
     for copy in copies(strategy, layer.v):
         np.testing.assert_allclose(copy, [2, 3])
-    assert len(copies(strategy, layer.v)) == strategy.num_replicas_in_sync
+    assert len(copies(strategy, layer.v)) == num_copies(strategy)
 
 
 def test_creating_on_every_compiled_call_is_an_error(strategy, compiled):

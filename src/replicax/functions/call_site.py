@@ -138,7 +138,8 @@ class CallSite:
         program = self._programs.get(key)
         if program is None or not program.is_alive():
             program = self._find_or_compile(key, fn, args, kwargs, strategy, options)
-        if not kwargs and options is None and isinstance(structure, int) and entry is None:
+        is_plain = not kwargs and options is None and isinstance(structure, int) and entry is None
+        if is_plain and not self._is_keyed:  # a keyed site must not keep its function alive
             self._recent = _Recent.of(fn, key[1], strategy, program)
         result = program.launch(self._lowered(leaves, structure))
         return arguments.put_back(result, leaves) if program.returns_arguments else result

@@ -191,8 +191,8 @@ class _WeakMethod:
             self._instance = weakref.ref(instance)
         except TypeError:
             raise TypeError(
-                f"function cannot compile method {name_of_function(fn)!r}: its object {instance!r} cannot be "
-                "held weakly. Add '__weakref__' to the __slots__ of the class."
+                f"function cannot compile method {name_of_function(fn)!r}: its object {instance!r} "
+                "cannot be held weakly. Add '__weakref__' to the __slots__ of the class."
             ) from None
 
     @property

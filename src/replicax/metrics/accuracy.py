@@ -27,9 +27,7 @@ class BinaryAccuracy(Average):
         0.75
     """
 
-    def __init__(
-        self, name: str | None = None, dtype: Any = None, threshold: float = 0.5
-    ) -> None:
+    def __init__(self, name: str | None = None, dtype: Any = None, threshold: float = 0.5) -> None:
         """Starts with nothing seen."""
         super().__init__(name, dtype)
         self._threshold = threshold

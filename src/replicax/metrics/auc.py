@@ -86,7 +86,9 @@ class AUC(Metric):
         )
         if self._from_logits:
             scores = jax.nn.sigmoid(scores)
-        weights = jnp.where((scores >= 0) & (scores <= 1), weights, jnp.nan)
+        is_valid = (scores >= 0) & (scores <= 1)
+        weights = jnp.where(is_valid, weights, jnp.nan)
+        scores = jnp.where(is_valid, scores, 1)  # above the first threshold, where NaN is counted
         positives = sums_above(self._thresholds, scores, jnp.where(truth, weights, 0))
         negatives = sums_above(self._thresholds, scores, jnp.where(truth, 0, weights))
         self.true_positives.assign_add(positives)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax.metrics.base import Metric, divide_no_nan
 from replicax.metrics.thresholds import checked_thresholds, flat_examples
@@ -37,7 +38,7 @@ class Recall(Metric):
         """Starts with nothing seen."""
         super().__init__(name, dtype)
         self._thresholds = checked_thresholds(thresholds, self.name)
-        self._is_one = thresholds is None or jnp.ndim(thresholds) == 0
+        self._is_one = thresholds is None or np.ndim(thresholds) == 0
         self.true_positives = self.add_state("true_positives", self._thresholds.shape)
         self.false_negatives = self.add_state("false_negatives", self._thresholds.shape)
 

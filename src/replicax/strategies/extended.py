@@ -149,22 +149,34 @@ class StrategyExtended(Replication):
 
     def _placed(self, value: Any, destinations: Any) -> Any:
         names = self._devices_of(destinations)
-        if names is not None and len(names) == 1:
-            if isinstance(value, Tracer):
-                return value
-            return compat.uncommitted(jax.device_put(value, devices.resolve_device(names[0])))
-        if names is None or self.num_replicas_in_sync == 1:
+        if names is None or (len(names) == 1 and isinstance(value, Tracer)):
             return value
+        if len(names) > 1 and set(names) != set(self.worker_devices):
+            raise DistributedValueError(
+                f"a value can be put on one device or on all of {list(self.worker_devices)}; asked "
+                f"for {list(names)}."
+            )
+        if len(names) > 1:
+            return self._mirrored(value)
+        with compat.concretely():
+            return compat.uncommitted(jax.device_put(value, devices.resolve_device(names[0])))
+
+    def _mirrored(self, value: Any) -> Mirrored:
+        """One `value` on the devices of all replicas."""
         frame = current_frame()
+        if frame is not None and frame.in_replica:
+            return TracedMirrored(self.mesh, value)
         if frame is not None:
-            if frame.in_replica:
-                return TracedMirrored(self.mesh, value)
+            frame.meshes.append(self.mesh)  # the program may use no other value on it
+        if isinstance(value, Tracer):
             return Mirrored(self.mesh, array=value)
-        return Mirrored(self.mesh, array=placement.replicate(value, self.mesh))
+        with compat.concretely():
+            return Mirrored(self.mesh, array=placement.replicate(value, self.mesh))
 
     def _devices_of(self, destinations: Any) -> tuple[Any, ...] | None:
         """The devices that `destinations` names or lives on; None for an undistributed value."""
         if isinstance(destinations, DistributedVariable):
+            self._require_own(destinations, "the destination of a reduction or broadcast")
             return tuple(map(devices.device_name, destinations.devices_in_order))
         if isinstance(destinations, DistributedValues):
             return self.worker_devices
@@ -194,12 +206,15 @@ class StrategyExtended(Replication):
             group: Whether results are merged; False gives a list per leaf.
         """
         args, kwargs = tuple(args), dict(kwargs or {})
-        entry = stack.top()
-        if entry is not None and entry.mode is stack.Mode.REPLICA and stack.has_strategy():
+        strategy, entry = self._container_strategy, stack.top()
+        if entry is not None and entry.strategy is not strategy:
+            stack.require_outside_run(strategy, "extended.update")
+        elif entry is not None and entry.mode is stack.Mode.REPLICA and stack.has_strategy():
             call = lambda args, kwargs: self.update(var, fn, args, kwargs, group)  # noqa: E731
             return entry.replica_context.together("extended.update", call, (args, kwargs))
         if not isinstance(var, DistributedVariable):
             return fn(var, *args, **kwargs)
+        self._require_own(var, "extended.update")
         _refuse_per_replica(f"extended.update of variable {var.name!r}", (args, kwargs))
 
         def update_copy(copy: Any, args: Any, kwargs: Any) -> Any:
@@ -273,12 +288,9 @@ class StrategyExtended(Replication):
         first = leaves[0]
         if not isinstance(first, (jax.Array, np.ndarray, np.generic)):
             return without_views(first)
-        frame = current_frame()
-        if frame is None:
+        if current_frame() is None:
             return Mirrored(self.mesh, components=[jnp.asarray(leaf) for leaf in leaves])
-        if frame.in_replica:
-            return TracedMirrored(self.mesh, jnp.asarray(first))
-        return Mirrored(self.mesh, array=jnp.asarray(first))
+        return self._mirrored(jnp.asarray(first))
 
     # -- many steps --------------------------------------------------------------------------
 

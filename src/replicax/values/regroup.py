@@ -43,6 +43,8 @@ def regroup(
     def merge(leaves: tuple[Any, ...]) -> Any:
         first = leaves[0]
         if all(leaf is first for leaf in leaves):
+            if isinstance(first, ComponentView):
+                return first if first.container is None else first.container
             if not isinstance(first, (np.ndarray, np.generic)) or id(first) in arguments:
                 return first
         elif same_python_value(leaves):

@@ -25,6 +25,7 @@ from replicax.values.distributed import PerReplica
 from replicax.values.operators import plain
 from replicax.values.traced import TracedPerReplica
 from replicax.variables.central import CentralVariable
+from replicax.variables.colocation import asked_devices, colocated_on
 from replicax.variables.mirrored import MirroredVariable
 from replicax.variables.plain import PlainVariable
 from replicax.variables.registry import register
@@ -87,7 +88,8 @@ def create_variable(
         "aggregation": aggregation,
     }
     strategy = stack.get_strategy()
-    create = functools.partial(_create_once, _creators.get(), strategy, options)
+    # Asked for here: in an eager run the creation itself happens on another thread.
+    create = functools.partial(_create_once, _creators.get(), asked_devices(), strategy, options)
     entry = stack.top()
     if entry is None or entry.mode is not stack.Mode.REPLICA:
         return create(initial_value)
@@ -95,13 +97,18 @@ def create_variable(
 
 
 def _create_once(
-    creators: tuple[Creator, ...], strategy: Any, options: dict[str, Any], initial_value: Any
+    creators: tuple[Creator, ...],
+    devices: tuple[Device, ...] | None,
+    strategy: Any,
+    options: dict[str, Any],
+    initial_value: Any,
 ) -> Variable:
     """Runs the creators, innermost first, and at the end the strategy's own."""
     creator: Creator = strategy.extended.create_variable
     for outer in creators:
         creator = functools.partial(outer, creator)
-    return creator(initial_value=initial_value, **options)
+    with colocated_on(devices):
+        return creator(initial_value=initial_value, **options)
 
 
 provide_creation(create_variable)
@@ -239,7 +246,8 @@ def _initialise(variable: Variable, value: Any) -> None:
             "function as initial_value: Variable(lambda: jnp.zeros(...))."
         )
     value = jax.lax.stop_gradient(value)
-    if frame.in_replica and storage.mesh is not None and storage.mesh.num_replicas > 1:
+    strategy = variable.strategy
+    if frame.in_replica and strategy is not None and strategy.num_replicas_in_sync > 1:
         value = collectives.from_first_replica(value)
     frame.created.append((variable, value))
     if storage.per_replica and not frame.in_replica:

@@ -180,3 +180,18 @@ def require_no_copy_drift(variable: Variable, method: str) -> None:
         "aggregation=VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA, or assign in "
         "cross-replica context."
     )
+
+
+def require_same_copies(variable: DistributedVariable, update: UpdateSession, method: str) -> None:
+    """Raises where an update of one variable assigns another with fewer or more copies.
+
+    Raises:
+        VariableError: If `variable` is not on the devices that are being updated.
+    """
+    held, updated = len(variable.devices_in_order), update.num_copies
+    if held != updated:
+        raise VariableError(
+            f"{method} of variable {variable.name!r} in an extended.update of a variable with "
+            f"{updated} copies: it has {held}. Create it with colocate_vars_with(that variable), "
+            "or update it by an extended.update of its own."
+        )

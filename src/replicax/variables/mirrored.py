@@ -15,7 +15,11 @@ from replicax.values.distributed import PerReplica, register_as_array
 from replicax.values.reduce import reduce_leaf
 from replicax.values.traced import TracedPerReplica
 from replicax.variables.conversion import check_dtype, converted
-from replicax.variables.distributed import DistributedVariable, require_no_copy_drift
+from replicax.variables.distributed import (
+    DistributedVariable,
+    require_no_copy_drift,
+    require_same_copies,
+)
 from replicax.variables.variable import COMBINES
 
 
@@ -55,6 +59,7 @@ class MirroredVariable(DistributedVariable):
                 self._apply_in_replica(entry.replica_context, method, value)
                 return
         elif entry is not None and entry.update is not None and entry.copy_id is not None:
+            require_same_copies(self, entry.update, method)
             getattr(self.values[entry.copy_id], method)(value)
             return
         self._apply_to_all(method, converted(value, self._storage, method))

@@ -22,7 +22,7 @@ from replicax.values.distributed import PerReplica, register_as_array
 from replicax.values.reduce import reduce_leaf
 from replicax.values.traced import TracedPerReplica, gather_equal_components
 from replicax.variables.conversion import converted
-from replicax.variables.distributed import DistributedVariable
+from replicax.variables.distributed import DistributedVariable, require_same_copies
 from replicax.variables.variable import COMBINES
 
 
@@ -119,6 +119,7 @@ class SyncOnReadVariable(DistributedVariable):
         entry = stack.top()
         in_replica = entry is not None and entry.mode is stack.Mode.REPLICA
         if entry is not None and entry.update is not None and entry.copy_id is not None:
+            require_same_copies(self, entry.update, method)
             getattr(self.values[entry.copy_id], method)(value)
         elif (in_replica and entry is not None and entry.strategy is self._strategy) or (
             entry is not None and entry.mode is stack.Mode.UPDATE and current_frame() is not None

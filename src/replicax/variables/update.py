@@ -13,11 +13,15 @@ from replicax.variables.storage import Storage
 
 
 class UpdateSession:
-    """The copies written so far by one ``extended.update``."""
+    """The copies written so far by one ``extended.update``.
+
+    Attributes:
+        num_copies: How many copies each variable must have.
+    """
 
     def __init__(self, num_copies: int) -> None:
         """A session for variables of `num_copies` copies."""
-        self._num_copies = num_copies
+        self.num_copies = num_copies
         self._written: dict[Storage, dict[int, Any]] = {}
 
     def write(self, storage: Storage, index: int, value: Any) -> None:
@@ -35,10 +39,10 @@ class UpdateSession:
             VariableError: If some copies of a variable were written and others not.
         """
         for storage, copies in self._written.items():
-            if len(copies) != self._num_copies:
+            if len(copies) != self.num_copies:
                 raise VariableError(
                     f"extended.update wrote copies {sorted(copies)} of variable {storage.name!r} "
-                    f"out of {self._num_copies}. Write every copy, or none."
+                    f"out of {self.num_copies}. Write every copy, or none."
                 )
         for storage, copies in self._written.items():
-            storage.set_components([copies[index] for index in range(self._num_copies)])
+            storage.set_components([copies[index] for index in range(self.num_copies)])

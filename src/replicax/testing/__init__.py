@@ -1,0 +1,1 @@
+"""For users' own tests: is the result independent of the replicas, are copies equal, NaN."""
