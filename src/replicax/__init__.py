@@ -14,7 +14,7 @@ Write the step once; choose where it runs by choosing a strategy.
 array(10., dtype=float32)
 """
 
-from replicax import experimental, random
+from replicax import experimental, metrics, optimizers, random, testing
 from replicax.backend.devices import set_virtual_devices
 from replicax.context.replica import ReplicaContext
 from replicax.context.stack import (
@@ -37,6 +37,9 @@ from replicax.functions.function import (
     run_functions_eagerly,
 )
 from replicax.functions.gradients import grad, value_and_grad
+from replicax.losses import compute_average_loss, scale_regularization_loss
+from replicax.optimizers.optimizer import Optimizer
+from replicax.optimizers.trees import values_of, variables_from
 from replicax.strategies.base import Strategy
 from replicax.strategies.cross_device_ops import (
     CrossDeviceOps,
@@ -64,6 +67,7 @@ __all__ = [
     "MirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "Optimizer",
     "PerReplica",
     "PerReplicaSpec",
     "REPLICA_AXIS",
@@ -80,6 +84,7 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "compute_average_loss",
     "experimental",
     "experimental_set_strategy",
     "function",
@@ -89,9 +94,15 @@ __all__ = [
     "grad",
     "has_strategy",
     "in_cross_replica_context",
+    "metrics",
+    "optimizers",
     "random",
     "run_functions_eagerly",
+    "scale_regularization_loss",
     "set_virtual_devices",
+    "testing",
     "value_and_grad",
+    "values_of",
     "variable_creator_scope",
+    "variables_from",
 ]

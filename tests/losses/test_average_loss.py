@@ -141,5 +141,5 @@ def test_an_averaged_loss_is_refused_in_a_compiled_step_too():
 def test_inside_jit_of_an_eager_run_the_error_names_it():
     strategy = mirrored(2)
     step = jax.jit(functools.partial(compute_average_loss))
-    with pytest.raises(ContextError, match="compute_average_loss was reached inside jax.jit"):
+    with pytest.raises(ContextError, match=r"compute_average_loss was reached inside jax\.jit"):
         strategy.run(step, args=(strategy.distribute_batch(Y),))

@@ -236,9 +236,7 @@ def test_hints_are_options_by_their_older_name():
     assert Hints() == Hints(0, None)
     with pytest.raises(ValueError, match="bytes_per_pack is -1; expected 0 or more"):
         Hints(-1)
-    assert (
-        rx.experimental.CollectiveCommunication is rx.experimental.CommunicationImplementation
-    )
+    assert rx.experimental.CollectiveCommunication is rx.experimental.CommunicationImplementation
 
 
 def test_broadcast_to_a_variable_or_a_value_is_mirrored(many, across):

@@ -241,7 +241,9 @@ def test_non_slot_variables_are_created_and_updated_on_their_devices(strategy, a
         result = across(update)
         assert int(result) == 2
         listed = across(
-            lambda: strategy.extended.update_non_slot(devices, fn, kwargs={"amount": 1}, group=False)
+            lambda: strategy.extended.update_non_slot(
+                devices, fn, kwargs={"amount": 1}, group=False
+            )
         )
     assert [int(x) for x in listed] == [3] * num_copies(strategy)
     assert [int(c) for c in copies(strategy, steps)] == [3] * num_copies(strategy)

@@ -91,7 +91,7 @@ def test_what_is_no_scaling_is_said_to_be_none():
     def train(strategy):
         with strategy.scope():
             w = rx.Variable([1.0, 2.0], name="w")
-        w.assign([0.0, strategy.num_replicas_in_sync])
+        w.assign([1.0, 5.0 * strategy.num_replicas_in_sync])
         yield (w,)
 
     with pytest.raises(CheckError, match=r"'w' at \[0\] .* not a matter of scaling"):

@@ -44,7 +44,7 @@ def test_nan_in_one_copy_is_a_difference_and_in_all_is_none():
         v = rx.Variable(np.nan, name="v")
     assert check_mirrored(strategy).names == ("v",)
     corrupt(v, 1, 1.0)
-    with pytest.raises(CheckError, match="1.0 instead of nan"):
+    with pytest.raises(CheckError, match=r"1\.0 instead of nan"):
         check_mirrored(strategy)
 
 

@@ -59,13 +59,20 @@ SIGNATURES = {
     "distribute.Strategy": "extended",
     "distribute.StrategyExtended": "container_strategy",
     "distribute.StrategyExtended.batch_reduce_to": (
-        "self, reduce_op, value_destination_pairs, options=None"
+        "self, reduce_op, value_destination_pairs, options=None, experimental_hints=None"
     ),
     "distribute.StrategyExtended.call_for_each_replica": "self, fn, args=(), kwargs=None",
-    "distribute.StrategyExtended.reduce_to": "self, reduce_op, value, destinations, options=None",
+    "distribute.StrategyExtended.experimental_run_steps_on_iterator": (
+        "self, fn, iterator, iterations=1, initial_loop_values=None"
+    ),
+    "distribute.StrategyExtended.reduce_to": (
+        "self, reduce_op, value, destinations, options=None, experimental_hints=None"
+    ),
     "distribute.StrategyExtended.update": "self, var, fn, args=(), kwargs=None, group=True",
     "distribute.StrategyExtended.value_container": "self, value",
     "distribute.StrategyExtended.variable_created_in_scope": "self, v",
+    "distribute.experimental.CentralStorageStrategy": "compute_devices=None, parameter_device=None",
+    "distribute.experimental.CollectiveHints": "bytes_per_pack=0, timeout_seconds=None",
     "distribute.experimental.ValueContext": "replica_id_in_sync_group=0, num_replicas_in_sync=1",
     "distribute.experimental_set_strategy": "strategy",
     "distribute.get_replica_context": "",
@@ -237,5 +244,7 @@ def test_the_lines_that_a_gradient_tape_proposes_work():
 
 
 def test_everything_can_be_imported_by_its_place():
+    for name in ("compat", "compat.v1", "compat.v1.distribute"):
+        assert importlib.import_module(f"replicax.tf.{name}") is _find(name)
     for name in ("config", "config.experimental", "distribute", "dtypes", "math", "nest", "nn"):
         assert importlib.import_module(f"replicax.tf.{name}") is _find(name)

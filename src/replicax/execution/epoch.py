@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from replicax.execution.frame import trace_token
+from replicax.execution.frame import current_frame, trace_token
 
 _writes = itertools.count(1)
 
@@ -43,7 +43,7 @@ def advance() -> None:
     if _Epoch.was_read_in_trace:
         _Epoch.was_read_in_trace = False
         _Epoch.number = next(_writes)
-    if _token.manager is not None:
+    if _token.manager is not None and current_frame() is None:  # a trace has a token of its own
         renew()
 
 

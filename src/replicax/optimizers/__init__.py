@@ -1,1 +1,9 @@
-"""Optimizers: Optax transformations whose state is variables of a strategy."""
+"""Optimizers: Optax transformations whose state is variables of a strategy.
+
+Its own facade: ``rx.optimizers.Adam(1e-3)``. The package itself imports the modules.
+"""
+
+from replicax.optimizers.named import SGD, Adam, AdamW
+from replicax.optimizers.optimizer import Optimizer
+
+__all__ = ["Adam", "AdamW", "Optimizer", "SGD"]

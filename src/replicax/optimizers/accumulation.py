@@ -8,6 +8,7 @@ up in variables like any other.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -84,18 +85,18 @@ class Accumulation:
             kind["synchronization"] = VariableSynchronization.ON_READ
             kind["aggregation"] = VariableAggregation[self._op.name]
         extended = strategy.extended
-        self._devices = devices
         with extended.colocate_vars_with(devices):
-            self._count = Variable(np.int32(0), False, name=f"{self._name}/accumulated_steps")
+            count = Variable(np.int32(0), False, name=f"{self._name}/accumulated_steps")
+        sums = []
         for gradient, variable in zip(gradients, variables, strict=True):
+            # A sum of a replica's own is beside the replica, wherever the variable is.
+            where = contextlib.nullcontext() if local else extended.colocate_vars_with(variable)
             zeros = np.zeros(variable.shape, gradient.dtype)
-            name = f"{self._name}/accumulated/{variable.name}"
-            if local:  # beside the replicas, wherever the variable is
-                self._sums.append(Variable(zeros, False, name=name, **kind))
-                continue
-            with extended.colocate_vars_with(variable):
-                self._sums.append(Variable(zeros, False, name=name))
-        self._is_local = local
+            with where:
+                name = f"{self._name}/accumulated/{variable.name}"
+                sums.append(Variable(zeros, False, name=name, **kind))
+        # At once: the variants of a trace, which create the same variables, all come here.
+        self._devices, self._count, self._sums, self._is_local = devices, count, sums, local
 
     def add_local(self, context: Any, gradients: Sequence[Any], is_reduced: Sequence[bool]) -> None:
         """Adds one replica's gradients, in replica context.

@@ -25,7 +25,7 @@ from replicax.context.stack import get_replica_context
 from replicax.core.enums import VariableAggregation, VariableSynchronization
 from replicax.core.spec import TensorSpec, TypeSpec
 from replicax.functions.function import function
-from replicax.tf import compat, config, distribute, dtypes, math, nest, nn
+from replicax.tf import compat, config, distribute, dtypes, keras, math, nest, nn
 from replicax.tf.dtypes import (
     bfloat16,
     bool,
@@ -107,6 +107,7 @@ __all__ = [
     "int32",
     "int64",
     "int8",
+    "keras",
     "math",
     "matmul",
     "multiply",

@@ -1,11 +1,11 @@
 """``tf.compat.v1.distribute.get_loss_reduction``."""
 
-from replicax.core.enums import ReduceOp
+from replicax.core import enums
 
 __all__ = ["get_loss_reduction"]
 
 
-def get_loss_reduction() -> ReduceOp:
+def get_loss_reduction() -> enums.ReduceOp:
     """How optimizers combine the losses of the replicas: always by SUM.
 
     Only an Estimator could make it MEAN; without one the loss itself must be
@@ -15,4 +15,4 @@ def get_loss_reduction() -> ReduceOp:
         >>> get_loss_reduction()
         <ReduceOp.SUM: 'SUM'>
     """
-    return ReduceOp.SUM
+    return enums.ReduceOp.SUM

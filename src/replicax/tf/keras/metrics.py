@@ -1,0 +1,31 @@
+"""Our metrics, by the documented names."""
+
+from replicax.metrics.accuracy import (
+    BinaryAccuracy,
+    CategoricalAccuracy,
+    SparseCategoricalAccuracy,
+    SparseTopKCategoricalAccuracy,
+    TopKCategoricalAccuracy,
+)
+from replicax.metrics.auc import AUC
+from replicax.metrics.base import Metric
+from replicax.metrics.mean import Mean
+from replicax.metrics.mean_squared_error import MeanSquaredError
+from replicax.metrics.precision import Precision
+from replicax.metrics.recall import Recall
+from replicax.metrics.sum import Sum
+
+__all__ = [
+    "AUC",
+    "BinaryAccuracy",
+    "CategoricalAccuracy",
+    "Mean",
+    "MeanSquaredError",
+    "Metric",
+    "Precision",
+    "Recall",
+    "SparseCategoricalAccuracy",
+    "SparseTopKCategoricalAccuracy",
+    "Sum",
+    "TopKCategoricalAccuracy",
+]
