@@ -284,3 +284,17 @@ def test_two_strategies_create_side_by_side():
         b = rx.Variable(2.0)
     assert (a.strategy, b.strategy) == (first, second)
     assert float(a + b) == 3  # outside both scopes both may be read
+
+
+def test_a_callable_initial_value_may_read_another_variable(distributed, execute):
+    with distributed.scope():
+        first = rx.Variable([1.0, 2.0])
+    made = []
+
+    def replica_fn():
+        if not made:
+            made.append(rx.Variable(lambda: first * 2))
+        return made[0] + 1
+
+    execute(distributed, replica_fn)
+    np.testing.assert_array_equal(made[0].numpy(), [2.0, 4.0])

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of `StrategyExtended`: every kind of strategy, on 1, 2, 3 and 8 replicas."""
+"""Fixtures of the tests of `StrategyExtended`: every strategy, on 1, 2, 3 and 8 replicas."""
 
 import pytest
 

@@ -47,9 +47,12 @@ def test_a_variable_can_be_created_on_one_device(distributed):
 
 def test_a_variable_cannot_be_created_on_some_of_the_devices():
     strategy = mirrored(3)
-    with strategy.scope(), strategy.extended.colocate_vars_with(["CPU:0", "CPU:1"]):
-        with pytest.raises(ValueError, match=r"on all of \['CPU:0', 'CPU:1', 'CPU:2'\]; asked for"):
-            rx.Variable(1.0)
+    with (
+        strategy.scope(),
+        strategy.extended.colocate_vars_with(["CPU:0", "CPU:1"]),
+        pytest.raises(ValueError, match=r"on all of \['CPU:0', 'CPU:1', 'CPU:2'\]; asked for"),
+    ):
+        rx.Variable(1.0)
 
 
 def test_colocation_holds_in_run_too(many, execute):
@@ -73,16 +76,21 @@ def test_colocation_holds_in_run_too(many, execute):
 
 def test_colocation_outside_the_scope_is_refused(distributed):
     v = variable(distributed)
-    with pytest.raises(RuntimeError, match=r"no strategy's scope.*with strategy\.scope"):
-        with distributed.extended.colocate_vars_with(v):
-            pass
+    with (
+        pytest.raises(RuntimeError, match=r"no strategy's scope.*with strategy\.scope"),
+        distributed.extended.colocate_vars_with(v),
+    ):
+        pass
 
 
 def test_colocation_with_a_variable_of_another_strategy_is_refused(two):
     other = variable(central(2), name="theirs")
-    with two.scope(), pytest.raises(ValueError, match="'theirs', which was created under <Central"):
-        with two.extended.colocate_vars_with(other):
-            pass
+    with (
+        two.scope(),
+        pytest.raises(ValueError, match="'theirs', which was created under <Central"),
+        two.extended.colocate_vars_with(other),
+    ):
+        pass
 
 
 # -- ownership -------------------------------------------------------------------------------

@@ -250,6 +250,16 @@ def test_outputs_set_in_replica_context(strategy):
     assert context.non_tensor_outputs["id"] == tuple(range(n))
 
 
+def test_outputs_set_in_replica_context_of_uneven_components(two):
+    def step(context, inputs):
+        two.run(lambda x: context.set_last_step_output("n", len(x), SUM), args=(inputs,))
+
+    data = iter([two.distribute_batch(np.ones(3, np.float32))] * 2)
+    with pytest.warns(rx.ReplicaxWarning, match="the replica function calls set_last_step_output"):
+        context = two.extended.experimental_run_steps_on_iterator(step, data, 2)
+    assert int(context.last_step_outputs["n"]) == 3
+
+
 def test_a_compiled_replica_function_cannot_set_outputs(two):
     @rx.function
     def replica_fn(x):

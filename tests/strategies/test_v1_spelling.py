@@ -74,7 +74,7 @@ def test_experimental_run_takes_the_next_element(strategy, warns):
     with warns("Strategy.experimental_run", r"Strategy\.run instead"):
         result = strategy.experimental_run(lambda x: jnp.float32(x) + 1, data)
     assert float(strategy.experimental_local_results(result)[0]) == 3.0
-    with pytest.raises(IndexError, match="input_iterator of Strategy.experimental_run has ended"):
+    with pytest.raises(IndexError, match=r"the input_iterator of .* has ended"):
         strategy.experimental_run(lambda x: x, data)
 
 
@@ -97,9 +97,11 @@ def test_group_has_nothing_to_do(strategy, warns):
 def test_colocate_vars_with_is_that_of_extended(distributed, warns):
     with distributed.scope():
         v = rx.Variable(1.0)
-        with warns("Strategy.colocate_vars_with", r"Strategy\.extended\.colocate_vars_with"):
-            with distributed.colocate_vars_with(v):
-                slot = rx.Variable(1.0)
+        with (
+            warns("Strategy.colocate_vars_with", r"Strategy\.extended\.colocate_vars_with"),
+            distributed.colocate_vars_with(v),
+        ):
+            slot = rx.Variable(1.0)
     assert slot.devices() == v.devices()
 
 

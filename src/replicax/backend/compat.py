@@ -41,8 +41,11 @@ def current_trace() -> Trace:
 
 @contextlib.contextmanager
 def inside_trace(trace: Trace) -> Iterator[None]:
-    """Makes `trace` the current one, although more traces are open inside it."""
-    with jax_core.set_current_trace(trace):
+    """Makes `trace` the current one, although more traces are open inside it.
+
+    Also inside ``jax.ensure_compile_time_eval``, which would evaluate what has no inputs.
+    """
+    with jax_core.set_current_trace(trace), jax_config.eager_constant_folding(False):
         yield
 
 

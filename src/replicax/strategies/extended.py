@@ -149,17 +149,19 @@ class StrategyExtended(Replication):
 
     def _placed(self, value: Any, destinations: Any) -> Any:
         names = self._devices_of(destinations)
-        if names is None or (len(names) == 1 and isinstance(value, Tracer)):
+        if names is None:
             return value
-        if len(names) > 1 and set(names) != set(self.worker_devices):
+        if len(names) == 1:
+            if isinstance(value, Tracer):
+                return value
+            with compat.concretely():
+                return compat.uncommitted(jax.device_put(value, devices.resolve_device(names[0])))
+        if set(names) != set(self.worker_devices):
             raise DistributedValueError(
                 f"a value can be put on one device or on all of {list(self.worker_devices)}; asked "
                 f"for {list(names)}."
             )
-        if len(names) > 1:
-            return self._mirrored(value)
-        with compat.concretely():
-            return compat.uncommitted(jax.device_put(value, devices.resolve_device(names[0])))
+        return self._mirrored(value)
 
     def _mirrored(self, value: Any) -> Mirrored:
         """One `value` on the devices of all replicas."""

@@ -54,7 +54,7 @@ class MultiStepContext:
         ...     per_replica = strategy.run(lambda: rx.get_replica_context().num_replicas_in_sync)
         ...     context.set_last_step_output("count", per_replica, rx.ReduceOp.SUM)
         >>> context.last_step_outputs["count"]
-        Array(4, dtype=int32, weak_type=True)
+        Array(4, dtype=int32)
     """
 
     def __init__(self, initial_loop_values: Mapping[str, Any] | None = None) -> None:
