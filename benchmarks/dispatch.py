@@ -70,9 +70,7 @@ def with_replicax(devices: Sequence[Any], num_variables: int) -> Callable[[], An
     """The step with ``function`` and ``run``; returns a function that runs one step."""
     strategy = rx.MirroredStrategy(devices)
     with strategy.scope():
-        weights = [
-            rx.Variable(np.full((SIZE,), 1.0 + i, np.float32)) for i in range(num_variables)
-        ]
+        weights = [rx.Variable(np.full((SIZE,), 1.0 + i, np.float32)) for i in range(num_variables)]
     batch = strategy.distribute_batch(np.ones((len(devices), SIZE), np.float32))
 
     def update(strategy: Any, gradients: list[Any]) -> None:

@@ -189,9 +189,7 @@ def test_assemble_puts_each_component_on_its_device(mesh):
 
 
 def test_assemble_stacks_scalars_and_takes_arrays_from_anywhere(mesh):
-    parts = [
-        jax.device_put(jnp.float32(i), jax.devices()[7 - i]) for i in range(mesh.num_replicas)
-    ]
+    parts = [jax.device_put(jnp.float32(i), jax.devices()[7 - i]) for i in range(mesh.num_replicas)]
     array = placement.assemble(parts, mesh)
     assert array.shape == (mesh.num_replicas,)
     np.testing.assert_array_equal(array, np.arange(mesh.num_replicas))

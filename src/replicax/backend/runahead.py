@@ -16,9 +16,9 @@ devices. Three things can go wrong, and the engine launches every program here s
   other's devices. One lock is held while a program is put on all its devices.
 * **Memory grows** with every program that waits for its turn.
 
-A program's *token* is an extra scalar output that nobody else sees, donates or deletes. It is
-needed because a step that returns nothing leaves only variables, and the next step donates them:
-there would be nothing left to wait for.
+A program's *token* is an output that tells when it is done: a small result, or, where there is
+none, an extra scalar. It is never a variable: the next step donates those, and there would be
+nothing left to wait for.
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ class RunAhead:
         while len(tokens) > num_left:
             oldest = tokens[0]
             try:
-                oldest.block_until_ready()
+                if not oldest.is_deleted():  # by a user whose result it is as well
+                    oldest.block_until_ready()
             except Exception as error:
                 self._drop_all(oldest, error)
                 raise
