@@ -15,7 +15,6 @@ import argparse
 import json
 import platform
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from timing import measure
 
 import replicax as rx
 
@@ -92,19 +92,6 @@ def with_replicax(devices: Sequence[Any], num_variables: int) -> Callable[[], An
         return result.packed() if isinstance(result, rx.PerReplica) else result
 
     return run
-
-
-def measure(run: Callable[[], Any], steps: int) -> tuple[float, float]:
-    """Wall and CPU microseconds per step, waiting at most 8 steps behind."""
-    waiting: list[Any] = []
-    wall, cpu = time.perf_counter(), time.process_time()
-    for _ in range(steps):
-        waiting.append(run())
-        if len(waiting) > 8:
-            waiting.pop(0).block_until_ready()
-    jax.block_until_ready(waiting)
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return 1e6 * wall / steps, 1e6 * cpu / steps
 
 
 def compare(devices: Sequence[Any], num_variables: int, rounds: int) -> dict[str, Any]:

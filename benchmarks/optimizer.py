@@ -16,7 +16,6 @@ import argparse
 import json
 import platform
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from timing import measure
 
 import replicax as rx
 from replicax.optimizers.optimizer import Optimizer
@@ -94,19 +94,6 @@ def with_optimizer(
         return result.packed() if isinstance(result, rx.PerReplica) else result
 
     return run
-
-
-def measure(run: Callable[[], Any], steps: int) -> tuple[float, float]:
-    """Wall and CPU microseconds per step, waiting at most 8 steps behind."""
-    waiting: list[Any] = []
-    wall, cpu = time.perf_counter(), time.process_time()
-    for _ in range(steps):
-        waiting.append(run())
-        if len(waiting) > 8:
-            waiting.pop(0).block_until_ready()
-    jax.block_until_ready(waiting)
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return 1e6 * wall / steps, 1e6 * cpu / steps
 
 
 def compare(devices: Sequence[Any], num_variables: int, rounds: int) -> dict[str, Any]:

@@ -180,7 +180,7 @@ class Uncommitted:
 
     def first_of(self, array: jax.Array) -> jax.Array:
         """The first copy of a replicated array as an uncommitted array."""
-        return self._handler([array._arrays[0]])  # pyright: ignore[reportAttributeAccessIssue]
+        return self._handler(array._arrays[:1])  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def uncommitted(array: jax.Array) -> jax.Array:

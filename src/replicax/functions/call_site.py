@@ -48,35 +48,32 @@ class _Recent:
             return None
         return cls(fn, keys, strategy, program)
 
-    def is_same(
-        self, fn: Any, args: tuple[Any, ...], kwargs: Any, strategy: Any, options: Any
-    ) -> bool:
-        """Whether this call would find the same program."""
-        if (
-            fn is not self._fn
-            or strategy is not self._strategy
-            or kwargs
-            or options is not None
-            or len(args) != len(self._keys)
-            or not stack.is_outside()
-            or compat.trace_settings() != self._settings
-        ):
-            return False
+    def arrays_if_same(self, fn: Any, args: tuple[Any, ...], strategy: Any) -> list[Any] | None:
+        """The arrays that the program takes, if this call would find the same program."""
+        if fn is not self._fn or strategy is not self._strategy or len(args) != len(self._keys):
+            return None
+        arrays = []
         for arg, key in zip(args, self._keys, strict=True):
-            if arguments.leaf_key(arg) != key:
-                return False
+            if type(arg) is PerReplica:
+                if arg.type_key != key:
+                    return None
+                arrays.append(arg.packed())
+            elif arguments.leaf_key(arg) == key:
+                arrays.append(arguments.lower(arg, _NO_PATH))
+            else:
+                return None
+        return arrays if self._surroundings_are_same() else None
+
+    def _surroundings_are_same(self) -> bool:
         try:
-            contents = map(_contents_of, self._cells)
-            return all(map(operator.is_, contents, self._contents)) and self.program.is_alive()
+            return (
+                stack.is_outside()
+                and compat.trace_settings() == self._settings
+                and all(map(operator.is_, map(_contents_of, self._cells), self._contents))
+                and self.program.is_alive()
+            )
         except ValueError:  # a cell was emptied
             return False
-
-    def arrays(self, args: tuple[Any, ...]) -> list[Any]:
-        """The arrays that the program takes."""
-        return [
-            arg.packed() if type(arg) is PerReplica else arguments.lower(arg, _NO_PATH)
-            for arg in args
-        ]
 
 
 _contents_of = operator.attrgetter("cell_contents")
@@ -122,8 +119,10 @@ class CallSite:
             TraceError: If the function creates variables on every call.
         """
         recent = self._recent
-        if recent is not None and recent.is_same(fn, args, kwargs, strategy, options):
-            return recent.program.launch(recent.arrays(args))
+        if recent is not None and not kwargs and options is None:
+            arrays = recent.arrays_if_same(fn, args, strategy)
+            if arrays is not None:
+                return recent.program.launch(arrays)
         leaves, structure = arguments.flatten(args, kwargs)
         entry = stack.top()
         key = (

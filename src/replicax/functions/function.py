@@ -124,7 +124,8 @@ class Function(CompiledCallable):
                 kwargs,
                 options,
             )
-        args, kwargs = self._checked(args, kwargs)
+        if self.input_signature is not None:
+            args, kwargs = self._checked(args, kwargs)
         return self._site.call(
             self.python_function, args, kwargs, strategy=strategy, options=options
         )

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from replicax.metrics.base import Metric, divide_no_nan
-from replicax.metrics.thresholds import checked_thresholds, flat_examples
+from replicax.metrics.hit_ratio import HitRatio
+from replicax.variables.variable import Variable
 
 
-class Recall(Metric):
+class Recall(HitRatio):
     """True positives among all positives; 0 if there were none.
 
     Args:
@@ -29,36 +24,13 @@ class Recall(Metric):
         0.6667
     """
 
-    def __init__(
-        self,
-        thresholds: float | Sequence[float] | None = None,
-        name: str | None = None,
-        dtype: Any = None,
-    ) -> None:
-        """Starts with nothing seen."""
-        super().__init__(name, dtype)
-        self._thresholds = checked_thresholds(thresholds, self.name)
-        self._is_one = thresholds is None or np.ndim(thresholds) == 0
-        self.true_positives = self.add_state("true_positives", self._thresholds.shape)
-        self.false_negatives = self.add_state("false_negatives", self._thresholds.shape)
+    mistakes_name = "false_negatives"
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Adds predictions.
+    @property
+    def false_negatives(self) -> Variable:
+        """The state that counts them."""
+        return self._mistakes
 
-        Args:
-            y_true: Labels; above 0 means positive.
-            y_pred: Scores, of the same shape.
-            sample_weight: One weight for all, for each example or for each value.
-        """
-        truth, scores, weights = flat_examples(
-            y_true, y_pred, sample_weight, metric=self.name, dtype=self.dtype
-        )
-        is_above = scores > jnp.asarray(self._thresholds, self.dtype)[:, None]
-        self.true_positives.assign_add(jnp.sum(jnp.where(is_above & truth, weights, 0), axis=1))
-        self.false_negatives.assign_add(jnp.sum(jnp.where(~is_above & truth, weights, 0), axis=1))
-
-    def result(self) -> jax.Array:
-        """The recall over everything seen, for each threshold."""
-        hits = self.true_positives.value
-        recall = divide_no_nan(hits, hits + self.false_negatives.value)
-        return recall[0] if self._is_one else recall
+    def is_mistake(self, predicted: jax.Array, truth: jax.Array) -> jax.Array:
+        """True, but not predicted."""
+        return ~predicted & truth
