@@ -23,6 +23,9 @@ class StandInToken:
     def __init__(self, log, name, error=None):
         self.log, self.name, self.error = log, name, error
 
+    def is_deleted(self):
+        return False
+
     def block_until_ready(self):
         self.log.append(self.name)
         if self.error is not None:
@@ -67,6 +70,15 @@ def test_a_limit_of_one_awaits_the_previous_program_before_the_launch():
     ahead.launch(stand_in_program(log, "first"))
     ahead.launch(lambda: (log.append("launch"), stand_in_program(log, "second")())[1])
     assert log == ["first", "launch"]
+
+
+def test_a_token_that_its_owner_has_deleted_is_not_awaited():
+    ahead = RunAhead(limit=1)
+    result = jnp.zeros(())
+    ahead.launch(lambda: (result, None))
+    result.delete()
+    ahead.launch(stand_in_program([], "next"))
+    assert ahead.num_in_flight == 1
 
 
 def test_a_limit_below_one_is_refused():
