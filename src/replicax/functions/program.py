@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
@@ -206,6 +207,8 @@ def _token_among(outputs: Sequence[Any], jaxpr: Any) -> int:
         for variable in equation.outvars
     }
     for index, variable in enumerate(outputs):
+        if isinstance(variable, jex.Literal):  # a constant, which cannot be looked up either
+            continue
         if variable in computed and variable.aval.size <= _LARGEST_TOKEN:
             return index
     return len(outputs)
