@@ -1,4 +1,4 @@
-"""The documented enumerations: how to reduce, when to synchronise, how to aggregate."""
+"""The documented enumerations: how to reduce, synchronise, aggregate, and divide input."""
 
 from __future__ import annotations
 
@@ -54,3 +54,25 @@ class VariableAggregation(enum.Enum):
     SUM = 1
     MEAN = 2
     ONLY_FIRST_REPLICA = 3
+
+
+class AutoShardPolicy(enum.IntEnum):
+    """How a pipeline is divided among workers.
+
+    AUTO takes FILE where there is a file for every worker, else DATA. FILE gives
+    whole files to each worker, DATA a part of every batch. With OFF every worker
+    reads everything; HINT leaves the division to the pipeline itself.
+    """
+
+    OFF = -1
+    AUTO = 0
+    FILE = 1
+    DATA = 2
+    HINT = 3
+
+
+class InputReplicationMode(enum.Enum):
+    """How often ``dataset_fn`` is called: once per worker, or once per replica."""
+
+    PER_WORKER = "PER_WORKER"
+    PER_REPLICA = "PER_REPLICA"

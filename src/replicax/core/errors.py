@@ -15,6 +15,7 @@ type that a user would catch anyway. Some are defined where they are raised::
     ├── PerReplicaUseError (TypeError)       a per-replica value used as if it were one array
     ├── ReductionError (ValueError)          an unknown reduction, or shapes that do not fit it
     ├── BatchError (ValueError)              a batch that cannot be divided or placed
+    ├── OneShotError (ValueError)            a source that serves one pass was asked for another
     ├── OutOfRangeError (IndexError)         an iterator that ended before the steps did
     ├── TraceError (ValueError)              a program that would drift, hang or never settle
     │   ├── DivergentCollectiveError         a collective that only some replicas would reach
@@ -73,6 +74,10 @@ class ReductionError(ReplicaxError, ValueError):
 
 class BatchError(ReplicaxError, ValueError):
     """A batch, argument or initial value that cannot be divided or placed."""
+
+
+class OneShotError(ReplicaxError, ValueError):
+    """A source of input that can be read once was asked for a second pass."""
 
 
 class OutOfRangeError(ReplicaxError, IndexError):

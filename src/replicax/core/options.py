@@ -7,6 +7,8 @@ import enum
 import types
 from collections.abc import Mapping
 
+from replicax.core.enums import InputReplicationMode
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunOptions:
@@ -119,3 +121,59 @@ def bytes_per_pack_of(options: object) -> int:
     if isinstance(options, CommunicationOptions):
         return options.bytes_per_pack
     raise TypeError(f"options is {options!r}; expected CommunicationOptions or None.")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InputOptions:
+    """How a distributed dataset hands its batches to the replicas.
+
+    Attributes:
+        experimental_fetch_to_device: Whether batches are put on the replicas' devices.
+            False leaves them on the host. None, the default, means True.
+        experimental_replication_mode: Whether ``dataset_fn`` makes one pipeline for
+            all replicas of a worker or one for each.
+        experimental_place_dataset_on_device: Whether each replica's pipeline runs with
+            the replica's device as JAX's default device. Needs PER_REPLICA, and
+            ``experimental_fetch_to_device=False``.
+        experimental_per_replica_buffer_size: How many batches are made ready ahead of
+            the step that takes them. With 1, the default, a thread reads ahead where
+            measuring the source shows that it pays; 0 never reads ahead, 2 and more
+            always do.
+
+    Example:
+        >>> InputOptions(experimental_per_replica_buffer_size=4).experimental_fetch_to_device
+    """
+
+    experimental_fetch_to_device: bool | None = None
+    experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
+    experimental_place_dataset_on_device: bool = False
+    experimental_per_replica_buffer_size: int = 1
+
+    def __post_init__(self) -> None:
+        """Checks the values and that they fit each other."""
+        fetch = self.experimental_fetch_to_device
+        if fetch is not None and not isinstance(fetch, bool):
+            raise ValueError(
+                f"InputOptions.experimental_fetch_to_device is {fetch!r}; expected True, False or "
+                "None."
+            )
+        mode = self.experimental_replication_mode
+        if not isinstance(mode, InputReplicationMode):
+            names = [f"InputReplicationMode.{m.name}" for m in InputReplicationMode]
+            raise ValueError(
+                f"InputOptions.experimental_replication_mode is {mode!r}; expected one of {names}."
+            )
+        size = self.experimental_per_replica_buffer_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ValueError(
+                f"InputOptions.experimental_per_replica_buffer_size is {size!r}; expected an int, "
+                "0 or more."
+            )
+        if self.experimental_place_dataset_on_device and (
+            fetch is not False or mode is not InputReplicationMode.PER_REPLICA
+        ):
+            raise ValueError(
+                "InputOptions.experimental_place_dataset_on_device=True needs "
+                "experimental_fetch_to_device=False and experimental_replication_mode="
+                f"InputReplicationMode.PER_REPLICA; got {fetch!r} and {mode}."
+            )
