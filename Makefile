@@ -3,20 +3,25 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# TensorFlow and torch are large, and slow the main run down by being there.
+ADAPTERS := .venv-adapters
 # Two workers: a test drives 8 virtual devices, so more would only share the same cores.
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format types layers doctest unit bench clean
+.PHONY: help demo test test-adapters lint format types layers doctest unit bench clean
 
 help:  ## List the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-demo  ## Install what the demo needs and run it
 	$(BIN)/replicax demo
 
 test: lint types layers doctest unit  ## Everything that CI runs
+
+test-adapters: $(ADAPTERS)/.installed  ## Test datasets of TensorFlow and torch, in .venv-adapters
+	$(ADAPTERS)/bin/python -m pytest -q tests_adapters
 
 lint: $(VENV)/.installed-dev  ## Check style and formatting
 	$(BIN)/ruff check .
@@ -36,19 +41,19 @@ doctest: $(VENV)/.installed-dev  ## Run the examples in the docstrings of src
 	$(BIN)/python -m pytest -q --doctest-modules src
 
 unit: $(VENV)/.installed-dev  ## Run all tests
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 bench: $(VENV)/.installed-dev  ## Measure the cost of dispatching a step
 	$(BIN)/python benchmarks/dispatch.py
 
 clean:  ## Remove the environment, caches and build products
-	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build dist
-	find src tests benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -rf $(VENV) $(ADAPTERS) .pytest_cache .ruff_cache .import_linter_cache .jax_cache build dist
+	find src tests tests_adapters benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-$(BIN)/python:
+$(BIN)/python $(ADAPTERS)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Replicax needs Python 3.11 or newer, $(PYTHON) is older. Use: make PYTHON=<python>" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(patsubst %/bin/python,%,$@)
 
 $(VENV)/.installed-demo: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
@@ -58,3 +63,7 @@ $(VENV)/.installed-demo: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $(VENV)/.installed-demo $@
+
+$(ADAPTERS)/.installed: pyproject.toml | $(ADAPTERS)/bin/python
+	$(ADAPTERS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,adapters]'
+	touch $@

@@ -5,6 +5,7 @@ devices fails as a whole: a skipped test would look like a passing one.
 """
 
 import os
+import pathlib
 import threading
 from collections.abc import Iterator
 
@@ -22,6 +23,14 @@ FOREIGN_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "K
 
 THREAD_GRACE_SECONDS = 2.0
 
+# Compiled programs, shared by the workers, by the processes that tests start and by later runs:
+# the same few programs over the same devices are most of what a run would compile.
+COMPILATION_CACHE = {
+    "jax_compilation_cache_dir": str(pathlib.Path(__file__).parent / ".jax_cache"),
+    "jax_persistent_cache_min_compile_time_secs": 0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+
 
 def _client_threads() -> int:
     asked = os.environ.get("NPROC", "")
@@ -30,6 +39,9 @@ def _client_threads() -> int:
 
 # At import, because a test module may ask for devices while it is collected.
 os.environ["NPROC"] = str(_client_threads())
+for name, setting in COMPILATION_CACHE.items():
+    os.environ.setdefault(name.upper(), str(setting))
+    jax.config.update(name, setting)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", NUM_CPU_DEVICES)  # before any backend starts
 

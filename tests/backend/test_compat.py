@@ -298,13 +298,14 @@ def test_uncommitted_keeps_weak_types():
     assert compat.uncommitted(weak).weak_type == weak.weak_type
 
 
-def test_the_uncommitted_handler_is_reused_for_arrays_of_one_kind():
-    handler = compat.Uncommitted(on_device(jnp.zeros(3), 5))
+def test_one_function_takes_the_first_copies_of_all_arrays_of_one_kind():
+    on_one_device = compat.uncommitted_first(on_device(jnp.zeros(3), 5))
     for value in (1.0, 2.0):
-        free = handler(on_device(jnp.full(3, value), 5))
+        free = on_one_device(on_device(jnp.full(3, value), 5))
         assert not free.committed
+        assert free.devices() == {jax.devices()[5]}
         np.testing.assert_array_equal(free, np.full(3, value))
-    first = compat.Uncommitted(on_device(jnp.zeros(3), 0)).first_of(replicated(jnp.arange(3.0)))
+    first = compat.uncommitted_first(replicated(jnp.zeros(3)))(replicated(jnp.arange(3.0)))
     assert not first.committed
     assert first.devices() == {jax.devices()[0]}
     np.testing.assert_array_equal(first, [0, 1, 2])

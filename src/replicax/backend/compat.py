@@ -159,28 +159,23 @@ def origin_of(eqn: Any) -> Iterator[None]:
 # to different devices, and has no public way to make an array on a given device uncommitted.
 
 
-class Uncommitted:
-    """Makes uncommitted one-device arrays of one shape, dtype and device, cheaply."""
+def _uncommitted_handler(example: jax.Array) -> Callable[[Sequence[jax.Array]], jax.Array]:
+    """Makes uncommitted arrays like the one-device array `example`, cheaply."""
+    (device,) = example.devices()
+    return xla_client.array_result_handler(
+        example.aval,  # pyright: ignore[reportAttributeAccessIssue]
+        jax.sharding.SingleDeviceSharding(device),
+        committed=False,
+        _skip_checks=True,
+    )
 
-    __slots__ = ("_handler",)
 
-    def __init__(self, example: jax.Array) -> None:
-        """Prepares for arrays like the one-device array `example`."""
-        (device,) = example.devices()
-        self._handler = xla_client.array_result_handler(
-            example.aval,  # pyright: ignore[reportAttributeAccessIssue]
-            jax.sharding.SingleDeviceSharding(device),
-            committed=False,
-            _skip_checks=True,
-        )
-
-    def __call__(self, array: jax.Array) -> jax.Array:
-        """The same buffer as an uncommitted array."""
-        return self._handler([array])
-
-    def first_of(self, array: jax.Array) -> jax.Array:
-        """The first copy of a replicated array as an uncommitted array."""
-        return self._handler(array._arrays[:1])  # pyright: ignore[reportAttributeAccessIssue]
+def uncommitted_first(example: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    """A function from arrays like `example` to their first copies, uncommitted."""
+    handler = _uncommitted_handler(shards(example)[0])
+    if len(example.devices()) == 1:
+        return lambda array: handler([array])
+    return lambda array: handler(array._arrays[:1])  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def uncommitted(array: jax.Array) -> jax.Array:
@@ -190,7 +185,7 @@ def uncommitted(array: jax.Array) -> jax.Array:
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
         data = uncommitted(jax.random.key_data(array))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
-    return Uncommitted(array)(array)
+    return _uncommitted_handler(array)([array])
 
 
 def shards(array: jax.Array) -> list[jax.Array]:

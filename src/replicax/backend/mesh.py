@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -35,6 +36,17 @@ class ReplicaMesh:
     def num_replicas(self) -> int:
         """How many replicas there are."""
         return len(self.devices)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is just the one device that JAX uses for everything anyway.
+
+        Programs on it need not name it, and then what they return is uncommitted.
+        """
+        if len(self.devices) != 1:
+            return False
+        default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+        return self.devices[0] == (jax.local_devices()[0] if default is None else default)
 
 
 @functools.cache

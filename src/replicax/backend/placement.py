@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import NamedSharding
 
 from replicax.backend import compat
 from replicax.backend.mesh import ReplicaMesh
@@ -89,7 +90,16 @@ def own_copy(value: Any, device: Device) -> jax.Array:
 def replicate(value: Any, mesh: ReplicaMesh) -> jax.Array:
     """One array with a copy of its own on every device of the mesh."""
     copies = [own_copy(value, device) for device in mesh.devices]
-    return jax.make_array_from_single_device_arrays(copies[0].shape, mesh.replicated, copies)
+    return joined(copies, copies[0].shape, mesh, mesh.replicated)
+
+
+def joined(
+    parts: Sequence[jax.Array], shape: tuple[int, ...], mesh: ReplicaMesh, layout: NamedSharding
+) -> jax.Array:
+    """One array of `shape` out of one-device arrays, one on each device of the mesh."""
+    if mesh.is_default:
+        return compat.uncommitted(parts[0])
+    return jax.make_array_from_single_device_arrays(shape, layout, parts)
 
 
 def assemble(components: Sequence[Any], mesh: ReplicaMesh) -> jax.Array:

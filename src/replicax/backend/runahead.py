@@ -62,13 +62,13 @@ class RunAhead:
             process if None.
     """
 
-    __slots__ = ("_asked_limit", "_limit", "lock", "num_failures", "settles", "tokens")
+    __slots__ = ("_asked_limit", "lock", "num_failures", "room", "settles", "tokens")
 
     def __init__(self, limit: int | None = None) -> None:
         if limit is not None and limit < 1:
             raise ValueError(f"limit must be at least 1, got {limit}.")
         self._asked_limit = limit
-        self._limit = limit or 0  # 0 is not chosen yet: the first launch goes the slow way
+        self.room = limit or 0  # 0 is not chosen yet: the first launch goes the slow way
         # Reentrant, because tracing in a first call may launch again, as may a signal handler.
         self.lock = threading.RLock()
         self.tokens: collections.deque[jax.Array] = collections.deque()
@@ -80,7 +80,7 @@ class RunAhead:
         """How many programs may be in flight; asking starts JAX if it has not started."""
         with self.lock:
             self._choose_limit()
-            return self._limit
+            return self.room
 
     @property
     def num_in_flight(self) -> int:
@@ -143,7 +143,7 @@ class RunAhead:
         """Forgets what is in flight and the chosen limit, when the JAX backend is replaced."""
         with self.lock:
             self.tokens.clear()
-            self._limit = self._asked_limit or 0
+            self.room = self._asked_limit or 0
             self.settles = self._asked_limit is None
 
     def make_room(self) -> None:
@@ -151,15 +151,15 @@ class RunAhead:
 
         Waits for several at once, so that most launches find room without looking.
         """
-        if len(self.tokens) >= self._limit:
+        if len(self.tokens) >= self.room:
             self._choose_limit()
-            if len(self.tokens) >= self._limit:
-                self._await_down_to(self._limit // 2)
+            if len(self.tokens) >= self.room:
+                self._await_down_to(self.room // 2)
 
     def _choose_limit(self) -> None:
-        if not self._limit:
-            self._limit = 1 if is_pool_small() else MAX_IN_FLIGHT
-            self.settles = self._limit == 1
+        if not self.room:
+            self.room = 1 if is_pool_small() else MAX_IN_FLIGHT
+            self.settles = self.room == 1
 
     def _await_down_to(self, num_left: int) -> None:
         tokens = self.tokens

@@ -52,7 +52,7 @@ def load_examples(num_test_images: int = NUM_TEST_IMAGES) -> tuple[Examples, Exa
     """The 1,797 digits, divided into a training and a test set."""
     pixels, labels = load_digits(return_X_y=True)
     images = (pixels.reshape(-1, 8, 8, 1) / 16.0).astype(np.float32)
-    labels = labels.astype(np.int32)
+    labels = np.asarray(labels, np.int32)
     order = np.random.default_rng(0).permutation(len(labels))
     test, train = order[:num_test_images], order[num_test_images:]
     return Examples(images[train], labels[train]), Examples(images[test], labels[test])

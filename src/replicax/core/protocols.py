@@ -20,8 +20,11 @@ class StrategyLike(Protocol):
         ...
 
 
-class CompiledCallable(abc.ABC):
-    """A function that compiles itself and can do so for all replicas at once."""
+class CompiledCallable:
+    """A function that compiles itself and can do so for all replicas at once.
+
+    No abc.ABC: `isinstance` of one is part of every step, and slow.
+    """
 
     @abc.abstractmethod
     def run_replicated(

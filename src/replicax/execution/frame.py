@@ -33,7 +33,13 @@ hole_p.def_abstract_eval(lambda *, aval, index: aval)
 # that therefore holds that frame's state, is never reused in this one.
 _trace_token = jax.make_user_context(None)
 _trace_numbers = itertools.count(1)
-_local = threading.local()
+
+
+class _Local(threading.local):
+    frame: Frame | None = None
+
+
+_local = _Local()
 
 
 class StateKey(Protocol):
@@ -187,7 +193,7 @@ class Frame:
 
 def current_frame() -> Frame | None:
     """The frame of the innermost trace that Replicax started on this thread."""
-    return getattr(_local, "frame", None)
+    return _local.frame
 
 
 @contextlib.contextmanager

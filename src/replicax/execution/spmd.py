@@ -436,3 +436,14 @@ def _padded(values: Sequence[jax.Array]) -> list[jax.Array]:
         )
         for value in values
     ]
+
+
+def without_devices(jaxpr: Any) -> Any:
+    """`jaxpr` with runs that go where their inputs are, for programs on JAX's default device."""
+    equations = [
+        eqn.replace(params=eqn.params | {"mesh": eqn.params["mesh"].abstract_mesh})
+        if eqn.primitive.name == "shard_map"
+        else eqn
+        for eqn in jaxpr.eqns
+    ]
+    return jaxpr.replace(eqns=equations)

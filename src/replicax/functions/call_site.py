@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import operator
 import threading
-import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -16,68 +14,10 @@ from replicax.core.options import RunOptions
 from replicax.execution.cache import ById, function_key
 from replicax.functions import arguments
 from replicax.functions.program import Program, initial_values, trace_function
+from replicax.functions.repeating import DIFFERENT, Repeat, repeat_of
 from replicax.values.distributed import Mirrored, PerReplica
 
 RETRACES_BEFORE_WARNING = 5
-
-
-class _Recent:
-    """The last call of a site, so that the same call again is recognised at little cost.
-
-    Only for the plainest calls, which are most of them: leaves by position,
-    outside every scope. Everything that is part of the site's key is compared,
-    mostly by identity.
-    """
-
-    __slots__ = ("_cells", "_contents", "_fn", "_keys", "_settings", "_strategy", "program")
-
-    def __init__(self, fn: Any, keys: tuple[Any, ...], strategy: Any, program: Program) -> None:
-        inner = getattr(fn, "__func__", fn)
-        self._fn = fn
-        self._cells = _cells_of(inner) if getattr(inner, "__closure__", None) else []
-        self._contents = [_content(cell) for cell in self._cells]
-        self._keys = keys
-        self._settings = compat.trace_settings()
-        self._strategy = strategy
-        self.program = program
-
-    @classmethod
-    def of(cls, fn: Any, keys: tuple[Any, ...], strategy: Any, program: Program) -> _Recent | None:
-        """Remembers this call, if it can be repeated without a second look."""
-        if program.returns_arguments or not all(map(arguments.is_array_key, keys)):
-            return None
-        return cls(fn, keys, strategy, program)
-
-    def arrays_if_same(self, fn: Any, args: tuple[Any, ...], strategy: Any) -> list[Any] | None:
-        """The arrays that the program takes, if this call would find the same program."""
-        if fn is not self._fn or strategy is not self._strategy or len(args) != len(self._keys):
-            return None
-        arrays = []
-        for arg, key in zip(args, self._keys, strict=True):
-            if type(arg) is PerReplica:
-                if arg.type_key != key:
-                    return None
-                arrays.append(arg.packed())
-            elif arguments.leaf_key(arg) == key:
-                arrays.append(arguments.lower(arg, _NO_PATH))
-            else:
-                return None
-        return arrays if self._surroundings_are_same() else None
-
-    def _surroundings_are_same(self) -> bool:
-        try:
-            return (
-                stack.is_outside()
-                and compat.trace_settings() == self._settings
-                and all(map(operator.is_, map(_contents_of, self._cells), self._contents))
-                and self.program.is_alive()
-            )
-        except ValueError:  # a cell was emptied
-            return False
-
-
-_contents_of = operator.attrgetter("cell_contents")
-_NO_PATH = "by position".__str__
 
 
 class CallSite:
@@ -101,7 +41,7 @@ class CallSite:
         self._last_key: Any = None
         self._lock = threading.RLock()
         self._versions: dict[Hashable, int] = {}
-        self._recent: _Recent | None = None
+        self._repeat: Repeat | None = None
         self.num_traces = 0
 
     def call(
@@ -118,11 +58,10 @@ class CallSite:
         Raises:
             TraceError: If the function creates variables on every call.
         """
-        recent = self._recent
-        if recent is not None and not kwargs and options is None:
-            arrays = recent.arrays_if_same(fn, args, strategy)
-            if arrays is not None:
-                return recent.program.launch(arrays)
+        if self._repeat is not None and not kwargs and options is None:
+            result = self._repeat(fn, args, strategy)
+            if result is not DIFFERENT:
+                return result
         leaves, structure = arguments.flatten(args, kwargs)
         entry = stack.top()
         key = (
@@ -137,10 +76,10 @@ class CallSite:
         program = self._programs.get(key)
         if program is None or not program.is_alive():
             program = self._find_or_compile(key, fn, args, kwargs, strategy, options)
+        result = program.run(self._lowered(leaves, structure))
         is_plain = not kwargs and options is None and isinstance(structure, int) and entry is None
         if is_plain and not self._is_keyed:  # a keyed site must not keep its function alive
-            self._recent = _Recent.of(fn, key[1], strategy, program)
-        result = program.launch(self._lowered(leaves, structure))
+            self._repeat = repeat_of(fn, key[1], strategy, program)
         return arguments.put_back(result, leaves) if program.returns_arguments else result
 
     def _find_or_compile(
@@ -249,26 +188,6 @@ def _options_key(options: RunOptions) -> Hashable:
         options.experimental_bucketizing_dynamic_shape,
         None if xla is None else tuple(sorted(xla.items())),
     )
-
-
-def _cells_of(fn: Any) -> list[types.CellType]:
-    """The cells of a function, and of the functions it has captured."""
-    seen, cells, functions = {id(fn)}, [], [fn]
-    for function in functions:  # grows meanwhile
-        for cell in function.__closure__ or ():
-            cells.append(cell)
-            value = _content(cell)
-            if type(value) is types.FunctionType and id(value) not in seen:
-                seen.add(id(value))
-                functions.append(value)
-    return cells
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a cell that is still empty
-        return None
 
 
 def _what_changed(old: Any, new: Any, fn: Callable[..., Any]) -> str:

@@ -8,7 +8,6 @@ wrap the results.
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,18 +22,17 @@ from replicax.backend.mesh import ReplicaMesh
 from replicax.backend.runahead import RUN_AHEAD
 from replicax.core import nest
 from replicax.core.errors import TraceError
-from replicax.execution import epoch
 from replicax.execution.frame import Frame, StateKey, fill_holes
 from replicax.execution.host_loop import HostLoopRequired
+from replicax.execution.spmd import without_devices
 from replicax.execution.varying import refuse_repeated_writes
 from replicax.functions.arguments import PassedThrough
+from replicax.functions.launching import launcher
 from replicax.values.distributed import Mirrored, PerReplica
-from replicax.variables.storage import Storage, num_freed, store_all
+from replicax.variables.storage import COUNTS, Storage
 
 _LARGEST_TOKEN = 4096
 _ONE_LEAF = nest.flatten(0)[1]
-_array = operator.attrgetter("array")
-_handed_out = operator.attrgetter("handed_out")
 
 
 @dataclasses.dataclass(slots=True)
@@ -185,14 +183,6 @@ def _state_or_zeros(key: StateKey) -> Any:
     return jnp.zeros(key.global_shape, key.dtype) if key.array is None else key.array
 
 
-def _await_or_drop(done: list[Any], token_at: int) -> None:
-    try:
-        done[0][1][token_at].block_until_ready()
-    except Exception:
-        done.clear()
-        raise
-
-
 def _token_among(outputs: Sequence[Any], jaxpr: Any) -> int:
     """Which output tells that a step is done; the number of outputs if it needs one more.
 
@@ -214,8 +204,34 @@ def _token_among(outputs: Sequence[Any], jaxpr: Any) -> int:
     return len(outputs)
 
 
+class SettingsChanged(Exception):
+    """JAX would trace differently now than when the program was traced, so it is another one."""
+
+
+class _Variants(dict[bool, Any]):
+    """The compiled program with and without donation, each made when it is first needed."""
+
+    def __init__(self, replay: Callable[..., Any], **options: Any) -> None:
+        super().__init__()
+        self._replay = replay
+        self._options = options
+
+    def __missing__(self, donate: bool) -> Any:
+        program = jax.jit(self._replay, donate_argnums=(0,) if donate else (), **self._options)
+        self[donate] = program
+        return program
+
+
 class Program:
-    """A traced function, ready to be launched again and again."""
+    """A traced function, ready to be launched again and again.
+
+    Attributes:
+        mesh: The devices it runs on; None for one default device.
+        returns_arguments: Whether an argument comes back as it was passed.
+        launch: Runs it once; gives its outputs.
+        finish: Makes the result of the function from the outputs.
+        freed_seen: What `is_alive` goes by: how many variables had gone when it last looked.
+    """
 
     def __init__(self, traced: TracedFunction, *, donate: bool) -> None:
         """Prepares `traced`; compilation happens at the first launch."""
@@ -231,19 +247,28 @@ class Program:
         )
         self._donate = donate
         self.mesh = traced.mesh
-        self._compiler_options = dict(traced.frame.compiler_options) or None
-        self._replay, self._out_shardings = self._prepare(traced)
-        self._jitted: dict[bool, Any] = {}
-        self._wraps: list[tuple[Any, Any]] = []
-        self._is_one_leaf = self._structure == _ONE_LEAF
-        self._freed_seen = -1
-        self._single = [
-            key
-            for key in self._written
-            if key.mesh is None and (self.mesh is not None or key.home is not None)
-        ]
+        replay, out_shardings, token_at = self._prepare(traced)
+        self._variants = _Variants(
+            replay,
+            out_shardings=out_shardings,
+            compiler_options=dict(traced.frame.compiler_options) or None,
+        )
+        self.freed_seen = -1
+        self.finish: Callable[[list[jax.Array]], Any] | None = None  # known after a first launch
+        self.launch = launcher(
+            self._variants,
+            self._written,
+            self._read,
+            token_at=token_at,
+            donates=donate,
+            strays=[
+                key
+                for key in self._written
+                if key.mesh is None and (self.mesh is not None or key.home is not None)
+            ],
+        )
 
-    def _prepare(self, traced: TracedFunction) -> tuple[Callable[..., Any], Any]:
+    def _prepare(self, traced: TracedFunction) -> tuple[Callable[..., Any], Any, int]:
         order = {key: index for index, key in enumerate([*self._written, *self._read])}
         positions = [order[key] for key in traced.frame.entered if isinstance(key, Storage)]
         outputs_of = {key: index for index, key in enumerate(traced.frame.written)}
@@ -251,11 +276,15 @@ class Program:
         num_written = len(written_at)
         last = num_written + traced.num_outputs
         jaxpr, consts = traced.jaxpr, traced.consts
+        token_at = _token_among(jaxpr.outvars[num_written:last], jaxpr)
+        has_token = token_at < traced.num_outputs
 
-        self._token_at = _token_among(jaxpr.outvars[num_written:last], jaxpr)
-        has_token = self._token_at < traced.num_outputs
+        settings: dict[str, Any] = {}
 
         def replay(written: list[Any], read: list[Any], arrays: list[Any]) -> Any:
+            # JAX calls this again when its settings have changed; nobody looks before.
+            if settings.setdefault("first", compat.trace_settings()) != compat.trace_settings():
+                raise SettingsChanged
             state = [*written, *read]
             outs = compat.eval_jaxpr(jaxpr, consts, *(state[i] for i in positions), *arrays)
             new = [outs[index] for index in written_at]
@@ -264,14 +293,17 @@ class Program:
 
         mesh = self.mesh
         if mesh is None:
-            return replay, None
+            return replay, None, token_at
+        if mesh.is_default:
+            jaxpr = without_devices(jaxpr)
+            return replay, None, token_at
         new = [mesh.replicated if key.sharding is None else key.sharding for key in self._written]
         outputs: list[Any] = [mesh.replicated] * traced.num_outputs
         for result in traced.results:
             if isinstance(result, _Output) and result.shapes is not None:
                 outputs[result.index] = mesh.per_replica
         outputs += [] if has_token else [mesh.replicated]
-        return replay, (new, outputs)
+        return replay, (new, outputs), token_at
 
     def is_alive(self) -> bool:
         """Whether all variables of the program still exist; looks only after one has gone.
@@ -279,90 +311,47 @@ class Program:
         Raises:
             LostVariableError: If one was lost in a failed execution.
         """
-        freed = num_freed() + RUN_AHEAD.num_failures
-        if freed != self._freed_seen:
+        freed = COUNTS.freed + RUN_AHEAD.num_failures
+        if freed != self.freed_seen:
             for key in (*self._written, *self._read):
                 if key.array is None and not key.lost:
                     return False
                 key.live_array()  # raises if it was lost, and names the variable
-            self._freed_seen = freed
+            self.freed_seen = freed
         return True
 
     def lowered(self, arrays: list[Any]) -> Any:
         """The lowered program, to be looked at."""
-        return self._program(donate=self._donate).lower(
+        return self._variants[self._donate].lower(
             [key.live_array() for key in self._written],
             [key.live_array() for key in self._read],
             arrays,
         )
 
-    def launch(self, arrays: list[Any]) -> Any:
-        """One step: runs the program on the current values of its variables."""
-        written = self._written
-        with RUN_AHEAD.lock:
-            RUN_AHEAD.make_room()
-            donate = self._donate and not any(map(_handed_out, written))
-            program = self._jitted.get(donate) or self._program(donate=donate)
-            state, constant = list(map(_array, written)), list(map(_array, self._read))
-            done: list[Any] = []
-            stored = False
-            try:
-                try:
-                    # The result must reach `done` before Ctrl-C is noticed: the inputs are gone.
-                    done.extend(map(program, (state,), (constant,), (arrays,)))
-                    if not self._donate:  # the old values stay until the new ones are certain
-                        _await_or_drop(done, self._token_at)
-                finally:
-                    if done:
-                        store_all(written, done[0][0])
-                        stored = True
-            except Exception:
-                for key in written:
-                    key.note_loss()
-                raise
-            finally:
-                if done and not stored:  # Ctrl-C came between the two lines above
-                    store_all(written, done[0][0])
-            outputs = done[0][1]
-            RUN_AHEAD.tokens.append(outputs[self._token_at])
-            if not donate or self._single:
-                self._tidy_up()
-            if written:
-                epoch.advance()
-        if RUN_AHEAD.settles:
-            RUN_AHEAD.settle()
-        wraps = self._wraps or self._make_wraps(outputs)
-        leaves = [value if wrap is None else wrap(outputs[value]) for wrap, value in wraps]
-        return leaves[0] if self._is_one_leaf else nest.unflatten(self._structure, leaves)
+    def run(self, arrays: list[Any]) -> Any:
+        """One step: launches the program and makes the result of the function."""
+        outputs = self.launch(arrays)
+        if self.finish is None:
+            self.finish = self._finisher(outputs)
+        return self.finish(outputs)
 
-    def _tidy_up(self) -> None:
-        """What only some steps need: new buffers are nobody else's, single copies go home."""
-        for key in self._written:
-            key.handed_out = False
-        for key in self._single:
-            key.bring_home()
-
-    def _program(self, *, donate: bool) -> Any:
-        program = self._jitted.get(donate)
-        if program is None:
-            program = jax.jit(
-                self._replay,
-                donate_argnums=(0,) if donate else (),
-                out_shardings=self._out_shardings,
-                compiler_options=self._compiler_options,
-            )
-            self._jitted[donate] = program
-        return program
-
-    def _make_wraps(self, outputs: list[jax.Array]) -> list[tuple[Any, Any]]:
-        """For each leaf a function and the index of an output, or None and the leaf itself."""
-        self._wraps = [
+    def _finisher(self, outputs: list[jax.Array]) -> Callable[[list[jax.Array]], Any]:
+        """How outputs like these become the result."""
+        wraps = [
             (None, result.value)
             if isinstance(result, _Object)
             else (self._wrapper(outputs[result.index], result), result.index)
             for result in self._results
         ]
-        return self._wraps
+        structure, (wrap, value) = self._structure, (wraps or [(None, None)])[0]
+        if structure != _ONE_LEAF:
+            return lambda outputs: nest.unflatten(
+                structure,
+                [at if wrap is None else wrap(outputs[at]) for wrap, at in wraps],
+            )
+        if wrap is None:
+            return lambda outputs: value
+        return lambda outputs: wrap(outputs[value])
 
     def _wrapper(self, example: jax.Array, result: _Output) -> Callable[[jax.Array], Any]:
         if not result.is_bare:
@@ -371,4 +360,7 @@ class Program:
             return lambda array: array
         if jnp.issubdtype(example.dtype, jax.dtypes.extended):
             return placement.one_device
-        return compat.Uncommitted(compat.shards(example)[0]).first_of
+        take_first = compat.uncommitted_first(example)
+        if example.committed:
+            return take_first
+        return lambda array: take_first(array) if array.committed else array

@@ -8,7 +8,6 @@ somebody else can see the buffer, so that the next step must not donate it.
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterable
 from typing import Any
 
@@ -113,6 +112,7 @@ class Storage:
         with RUN_AHEAD.lock:  # not between a step's look at `handed_out` and its donation
             array = self.live_array()
             self.handed_out = True
+            COUNTS.handed_out += 1
         return array
 
     def components(self) -> list[jax.Array]:
@@ -139,12 +139,12 @@ class Storage:
         if self.array is not None and self.array.is_deleted():
             self.array = None
             self.lost = True
-            _Freed.count += 1  # makes programs look before they use it
+            COUNTS.freed += 1  # makes programs look before they use it
 
     def free(self) -> None:
         """Lets the buffers go: the variable is gone."""
         self.array = None
-        _Freed.count += 1
+        COUNTS.freed += 1
 
     def bring_home(self) -> None:
         """Moves a single copy that a program left on its own devices back to where it belongs."""
@@ -176,9 +176,8 @@ class Storage:
         ]
         if self.per_replica:
             copies = [copy.reshape((1, *self.shape)) for copy in copies]
-        sharding = self.sharding
-        assert sharding is not None
-        self.set(jax.make_array_from_single_device_arrays(self.global_shape, sharding, copies))
+        layout = self.mesh.per_replica if self.per_replica else self.mesh.replicated
+        self.set(placement.joined(copies, self.global_shape, self.mesh, layout))
 
 
 def _has_failed(array: jax.Array) -> bool:
@@ -191,13 +190,22 @@ def _has_failed(array: jax.Array) -> bool:
     return False
 
 
-class _Freed:
-    count = 0
+class _Counts:
+    """What has happened to any storage so far, so that a program looks at its own only then.
+
+    Attributes:
+        freed: How many variables have gone, or lost their values.
+        handed_out: How often a buffer was given to somebody outside.
+    """
+
+    __slots__ = ("freed", "handed_out")
+
+    def __init__(self) -> None:
+        self.freed = 0
+        self.handed_out = 0
 
 
-def num_freed() -> int:
-    """How many variables have gone so far, so that programs notice when one has."""
-    return _Freed.count
+COUNTS = _Counts()
 
 
 def _own_undistributed(value: Any) -> jax.Array:
@@ -213,6 +221,6 @@ def store_all(storages: list[Storage], arrays: Iterable[jax.Array]) -> None:
     """Gives every storage its new array, in one step that Ctrl-C cannot split.
 
     The loop runs inside the interpreter's C code, which looks for signals only
-    between Python instructions.
+    between Python instructions; `any` goes on to the end, because setting gives None.
     """
-    collections.deque(map(_set_array, storages, arrays), maxlen=0)
+    any(map(_set_array, storages, arrays))

@@ -1,0 +1,110 @@
+"""Recognises that a call is the last one again, and launches the same program.
+
+Most calls of a training loop differ from the one before in nothing but the values of
+their arguments. They are recognised by comparing everything that is part of the call
+site's key, mostly by identity, in one closure; see `launching` for the reason.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+from replicax.backend import compat
+from replicax.backend.runahead import RUN_AHEAD
+from replicax.context import stack
+from replicax.functions import arguments
+from replicax.functions.program import Program, SettingsChanged
+from replicax.values.distributed import PerReplica
+from replicax.variables.storage import COUNTS
+
+Repeat = Callable[[Any, tuple[Any, ...], Any], Any]
+"""From function, arguments and strategy to the result, or to `DIFFERENT`."""
+
+DIFFERENT: Any = type("Different", (), {"__repr__": lambda self: "DIFFERENT"})()
+"""What a `Repeat` returns for a call that it does not recognise."""
+
+_contents_of = operator.attrgetter("cell_contents")
+_NO_PATH = "by position".__str__
+
+
+def repeat_of(fn: Any, keys: tuple[Any, ...], strategy: Any, program: Program) -> Repeat | None:
+    """A function that repeats this call, for calls outside every scope with leaves by position.
+
+    Args:
+        fn: The function that was called.
+        keys: For each argument its `arguments.leaf_key`.
+        strategy: The strategy whose replicas it ran on, or None.
+        program: The program that it found.
+
+    Returns:
+        None if the call is of a kind that needs a second look every time.
+    """
+    if program.returns_arguments or not all(map(arguments.is_array_key, keys)):
+        return None
+    inner = getattr(fn, "__func__", fn)
+    cells = _cells_of(inner) if getattr(inner, "__closure__", None) else []
+    contents = [_content(cell) for cell in cells]
+    num_args = len(keys)
+    launch, finish = program.launch, program.finish
+    assert finish is not None  # it has been launched
+    is_outside, array_type = stack.is_outside, compat.ConcreteArray
+    counts, run_ahead = COUNTS, RUN_AHEAD
+
+    def repeat(called: Any, args: tuple[Any, ...], on: Any) -> Any:
+        if called is not fn or on is not strategy or len(args) != num_args:
+            return DIFFERENT
+        arrays = []
+        for index, arg in enumerate(args):  # a strict zip costs more
+            kind, key = type(arg), keys[index]
+            if kind is PerReplica:
+                if arg.type_key != key:
+                    return DIFFERENT
+                arrays.append(arg.packed())
+            elif kind is array_type and not arg.committed:
+                if (arg.shape, arg.dtype, arg.weak_type) != key:
+                    return DIFFERENT
+                arrays.append(arg)
+            elif arguments.leaf_key(arg) == key:
+                arrays.append(arguments.lower(arg, _NO_PATH))
+            else:
+                return DIFFERENT
+        if not is_outside():
+            return DIFFERENT
+        if cells:
+            try:
+                if not all(map(operator.is_, map(_contents_of, cells), contents)):
+                    return DIFFERENT
+            except ValueError:  # a cell was emptied
+                return DIFFERENT
+        if counts.freed + run_ahead.num_failures != program.freed_seen and not program.is_alive():
+            return DIFFERENT
+        try:
+            return finish(launch(arrays))
+        except SettingsChanged:
+            return DIFFERENT
+
+    return repeat
+
+
+def _cells_of(fn: Any) -> list[types.CellType]:
+    """The cells of a function, and of the functions it has captured."""
+    seen, cells, functions = {id(fn)}, [], [fn]
+    for function in functions:  # grows meanwhile
+        for cell in function.__closure__ or ():
+            cells.append(cell)
+            value = _content(cell)
+            if type(value) is types.FunctionType and id(value) not in seen:
+                seen.add(id(value))
+                functions.append(value)
+    return cells
+
+
+def _content(cell: types.CellType) -> Any:
+    """What a cell of a closure holds; None while it is empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
