@@ -9,7 +9,8 @@ import pytest
 import replicax as rx
 from replicax.backend.runahead import RunAhead
 from replicax.core import notices
-from replicax.functions.program import Program
+from replicax.functions import program
+from replicax.functions.launching import launcher
 from tests.contracts.strategies import mirrored
 
 SUM, MEAN = rx.ReduceOp.SUM, rx.ReduceOp.MEAN
@@ -30,13 +31,16 @@ def warned_before(request):
 def launches(monkeypatch):
     """Counts what is put on the devices: compiled functions, and reductions beside them."""
     seen = []
-    for owner in (Program, RunAhead):
 
-        def counted(self, *args, launch=owner.launch):
-            seen.append(self)
-            return launch(self, *args)
+    def counted(launch):
+        def call(*args):
+            seen.append(launch)
+            return launch(*args)
 
-        monkeypatch.setattr(owner, "launch", counted)
+        return call
+
+    monkeypatch.setattr(program, "launcher", lambda *a, **k: counted(launcher(*a, **k)))
+    monkeypatch.setattr(RunAhead, "launch", counted(RunAhead.launch))
     return seen
 
 
