@@ -4,51 +4,21 @@ import pytest
 
 from replicax.core import notices
 from tests.contracts.executors import EXECUTORS
-from tests.contracts.strategies import STRATEGIES, mirrored
+from tests.contracts.fixtures import distributed_of, each_of, execute, many_of, two  # noqa: F401
+from tests.contracts.strategies import STRATEGIES
 
-MANY = {name: factory for name, factory in STRATEGIES.items() if factory().num_replicas_in_sync > 1}
+strategy = each_of(STRATEGIES)
+distributed = each_of(distributed_of(STRATEGIES))
+many = each_of(many_of(STRATEGIES))
 
-IN_PLACE = {
-    name: factory
-    for name, factory in STRATEGIES.items()
-    if factory().extended.parameter_devices == factory().extended.worker_devices
-}
-
-
-@pytest.fixture(params=STRATEGIES)
-def strategy(request):
-    """Every strategy of the table."""
-    return STRATEGIES[request.param]()
-
-
-@pytest.fixture(params=[name for name in STRATEGIES if name != "default"])
-def distributed(request):
-    """Every strategy but the default one, which counts as none."""
-    return STRATEGIES[request.param]()
-
-
-@pytest.fixture(params=MANY)
-def many(request):
-    """Every strategy of the table that has more than one replica."""
-    return MANY[request.param]()
-
-
-@pytest.fixture(params=IN_PLACE)
-def in_place(request):
-    """Every strategy whose variables are where its replicas run, so that nothing is moved."""
-    return IN_PLACE[request.param]()
-
-
-@pytest.fixture
-def two():
-    """Two replicas, for rules that no strategy changes."""
-    return mirrored(2)
-
-
-@pytest.fixture(params=EXECUTORS)
-def execute(request):
-    """Every executor: ``execute(strategy, fn, args=(), kwargs=None)``."""
-    return EXECUTORS[request.param]
+# Where the variables are where the replicas run, so that nothing is moved.
+in_place = each_of(
+    {
+        name: make
+        for name, make in STRATEGIES.items()
+        if make().extended.parameter_devices == make().extended.worker_devices
+    }
+)
 
 
 @pytest.fixture(params=[name for name, row in EXECUTORS.items() if row.is_compiled])

@@ -102,3 +102,13 @@ def test_line_of_an_error_is_the_last_line_of_the_user():
 
 def test_user_line_is_the_innermost_frame_outside_of_the_package():
     assert notices.user_line() == (__file__, this_line())
+
+
+def test_a_deprecation_is_shown_in_a_program_by_pythons_own_filters():
+    notices.forget(("deprecated", "old"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
+        exec("deprecate('old', 'new')", {"__name__": "__main__", "deprecate": notices.deprecate})
+    assert [str(warning.message) for warning in caught] == ["old is deprecated. Use new instead."]
+    notices.forget(("deprecated", "old"))

@@ -3,8 +3,8 @@
 import pytest
 
 import replicax as rx
-from tests.contracts.executors import EXECUTORS
-from tests.contracts.strategies import STRATEGIES, central, mirrored
+from tests.contracts.fixtures import distributed_of, each_of, execute, many_of, two  # noqa: F401
+from tests.contracts.strategies import STRATEGIES, central
 
 
 def _central_8():
@@ -13,37 +13,9 @@ def _central_8():
 
 
 EXTENDED = STRATEGIES | {"central_1": lambda: central(1), "central_8": _central_8}
-MANY = [name for name, make in EXTENDED.items() if make().num_replicas_in_sync > 1]
-
-
-@pytest.fixture(params=EXTENDED)
-def strategy(request):
-    """Every strategy of the table."""
-    return EXTENDED[request.param]()
-
-
-@pytest.fixture(params=[name for name in EXTENDED if name != "default"])
-def distributed(request):
-    """Every strategy but the default one."""
-    return EXTENDED[request.param]()
-
-
-@pytest.fixture(params=MANY)
-def many(request):
-    """Every strategy of the table that has more than one replica."""
-    return EXTENDED[request.param]()
-
-
-@pytest.fixture
-def two():
-    """Two replicas, for rules that no strategy changes."""
-    return mirrored(2)
-
-
-@pytest.fixture(params=EXECUTORS)
-def execute(request):
-    """Every executor: ``execute(strategy, fn, args=(), kwargs=None)``."""
-    return EXECUTORS[request.param]
+strategy = each_of(EXTENDED)
+distributed = each_of(distributed_of(EXTENDED))
+many = each_of(many_of(EXTENDED))
 
 
 @pytest.fixture(params=["eager", "function"])

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import traceback
+import types
 import warnings
 
 import jax
@@ -36,7 +37,15 @@ def notify_once(key: object, message: str, *, category: type[Warning] = Replicax
         if key in _shown:
             return
         _shown.add(key)
-    warnings.warn_explicit(message, category, *user_line())
+    frame = _user_frame()
+    # With the module's name: by default Python shows a DeprecationWarning in __main__ only.
+    warnings.warn_explicit(
+        message,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+    )
 
 
 def deprecate(name: str, instead: str) -> None:
@@ -63,9 +72,12 @@ def forget(key: object) -> None:
 
 def user_line() -> tuple[str, int]:
     """File and line of the innermost frame outside this package."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
+    frame = _user_frame()
     return frame.f_code.co_filename, frame.f_lineno
+
+
+def _user_frame() -> types.FrameType:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
+        frame = frame.f_back
+    return frame

@@ -96,7 +96,21 @@ class SparseCategoricalAccuracy(Average):
         self.accumulate(labels == jnp.argmax(scores, axis=-1), sample_weight)
 
 
-class TopKCategoricalAccuracy(Average):
+class _TopK(Average):
+    """What the two metrics of the `k` highest scores share."""
+
+    def __init__(self, k: int = 5, name: str | None = None, dtype: Any = None) -> None:
+        """Starts with nothing seen."""
+        super().__init__(name, dtype)
+        if k < 1:
+            raise MetricError(f"metric {self.name!r} got k={k}; expected at least 1.")
+        self._k = k
+
+    def _add(self, labels: jax.Array, scores: jax.Array, sample_weight: Any) -> None:
+        self.accumulate(_is_in_top(labels, scores, self._k), sample_weight)
+
+
+class TopKCategoricalAccuracy(_TopK):
     """How often the right class is among the `k` with the highest scores; labels are one-hot.
 
     Classes with the same score share a place: all of them are in, or none.
@@ -113,11 +127,6 @@ class TopKCategoricalAccuracy(Average):
         0.5
     """
 
-    def __init__(self, k: int = 5, name: str | None = None, dtype: Any = None) -> None:
-        """Starts with nothing seen."""
-        super().__init__(name, dtype)
-        self._k = _checked_k(k, self.name)
-
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds predictions.
 
@@ -127,10 +136,10 @@ class TopKCategoricalAccuracy(Average):
             sample_weight: One weight for all, or for each example.
         """
         labels, scores = _from_one_hot(y_true, y_pred, self.name)
-        self.accumulate(_is_in_top(labels, scores, self._k), sample_weight)
+        self._add(labels, scores, sample_weight)
 
 
-class SparseTopKCategoricalAccuracy(Average):
+class SparseTopKCategoricalAccuracy(_TopK):
     """How often the right class is among the `k` with the highest scores; labels are ints.
 
     Classes with the same score share a place: all of them are in, or none.
@@ -147,11 +156,6 @@ class SparseTopKCategoricalAccuracy(Average):
         0.5
     """
 
-    def __init__(self, k: int = 5, name: str | None = None, dtype: Any = None) -> None:
-        """Starts with nothing seen."""
-        super().__init__(name, dtype)
-        self._k = _checked_k(k, self.name)
-
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds predictions.
 
@@ -161,13 +165,7 @@ class SparseTopKCategoricalAccuracy(Average):
             sample_weight: One weight for all, or for each example.
         """
         labels, scores = _with_classes(y_true, y_pred, self.name)
-        self.accumulate(_is_in_top(labels, scores, self._k), sample_weight)
-
-
-def _checked_k(k: int, metric: str) -> int:
-    if k < 1:
-        raise MetricError(f"metric {metric!r} got k={k}; expected at least 1.")
-    return k
+        self._add(labels, scores, sample_weight)
 
 
 def _from_one_hot(y_true: Any, y_pred: Any, metric: str) -> tuple[jax.Array, jax.Array]:
