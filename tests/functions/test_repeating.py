@@ -28,7 +28,7 @@ def repeated(monkeypatch):
             counts["different" if result is repeating.DIFFERENT else "same"] += 1
             return result
 
-        return None if repeat is None else call
+        return call
 
     monkeypatch.setattr("replicax.functions.call_site.repeat_of", counted)
     return counts

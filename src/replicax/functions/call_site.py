@@ -14,7 +14,7 @@ from replicax.core.options import RunOptions
 from replicax.execution.cache import ById, function_key
 from replicax.functions import arguments
 from replicax.functions.program import Program, initial_values, trace_function
-from replicax.functions.repeating import DIFFERENT, Repeat, repeat_of
+from replicax.functions.repeating import Repeat, not_repeated, repeat_of
 from replicax.values.distributed import Mirrored, PerReplica
 
 RETRACES_BEFORE_WARNING = 5
@@ -41,7 +41,7 @@ class CallSite:
         self._last_key: Any = None
         self._lock = threading.RLock()
         self._versions: dict[Hashable, int] = {}
-        self._repeat: Repeat | None = None
+        self.repeat: Repeat = not_repeated
         self.num_traces = 0
 
     def call(
@@ -58,10 +58,6 @@ class CallSite:
         Raises:
             TraceError: If the function creates variables on every call.
         """
-        if self._repeat is not None and not kwargs and options is None:
-            result = self._repeat(fn, args, strategy)
-            if result is not DIFFERENT:
-                return result
         leaves, structure = arguments.flatten(args, kwargs)
         entry = stack.top()
         key = (
@@ -79,7 +75,7 @@ class CallSite:
         result = program.run(self._lowered(leaves, structure))
         is_plain = not kwargs and options is None and isinstance(structure, int) and entry is None
         if is_plain and not self._is_keyed:  # a keyed site must not keep its function alive
-            self._repeat = repeat_of(fn, key[1], strategy, program)
+            self.repeat = repeat_of(fn, key[1], strategy, program)
         return arguments.put_back(result, leaves) if program.returns_arguments else result
 
     def _find_or_compile(

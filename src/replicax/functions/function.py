@@ -19,6 +19,7 @@ from replicax.execution.host_loop import HostLoopRequired, host_loop
 from replicax.execution.whole_program import provide_compiler
 from replicax.functions import signature
 from replicax.functions.call_site import CallSite, name_of_function
+from replicax.functions.repeating import DIFFERENT
 
 _MAX_SITES = 256
 
@@ -107,6 +108,10 @@ class Function(CompiledCallable):
             return self._call_in_replica(entry, args, kwargs)
         if self._runs_as_loop or _has_host_data(args, kwargs):
             return self._loop(args, kwargs)
+        if not kwargs:
+            result = self._site.repeat(self.python_function, args, None)
+            if result is not DIFFERENT:
+                return result
         try:
             return self._site.call(self.python_function, args, kwargs)
         except HostLoopRequired:
@@ -126,6 +131,10 @@ class Function(CompiledCallable):
             )
         if self.input_signature is not None:
             args, kwargs = self._checked(args, kwargs)
+        if not kwargs and options is None:
+            result = self._site.repeat(self.python_function, args, strategy)
+            if result is not DIFFERENT:
+                return result
         return self._site.call(
             self.python_function, args, kwargs, strategy=strategy, options=options
         )

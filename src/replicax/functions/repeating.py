@@ -30,7 +30,12 @@ _contents_of = operator.attrgetter("cell_contents")
 _NO_PATH = "by position".__str__
 
 
-def repeat_of(fn: Any, keys: tuple[Any, ...], strategy: Any, program: Program) -> Repeat | None:
+def not_repeated(called: Any, args: tuple[Any, ...], on: Any) -> Any:
+    """The `Repeat` of a call site whose last call must not be repeated."""
+    return DIFFERENT
+
+
+def repeat_of(fn: Any, keys: tuple[Any, ...], strategy: Any, program: Program) -> Repeat:
     """A function that repeats this call, for calls outside every scope with leaves by position.
 
     Args:
@@ -40,10 +45,10 @@ def repeat_of(fn: Any, keys: tuple[Any, ...], strategy: Any, program: Program) -
         program: The program that it found.
 
     Returns:
-        None if the call is of a kind that needs a second look every time.
+        `not_repeated` if the call is of a kind that needs a second look every time.
     """
     if program.returns_arguments or not all(map(arguments.is_array_key, keys)):
-        return None
+        return not_repeated
     inner = getattr(fn, "__func__", fn)
     cells = _cells_of(inner) if getattr(inner, "__closure__", None) else []
     contents = [_content(cell) for cell in cells]
