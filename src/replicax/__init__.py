@@ -24,11 +24,16 @@ from replicax.context.stack import (
     has_strategy,
     in_cross_replica_context,
 )
-from replicax.core.enums import ReduceOp, VariableAggregation, VariableSynchronization
+from replicax.core.enums import (
+    InputReplicationMode,
+    ReduceOp,
+    VariableAggregation,
+    VariableSynchronization,
+)
 from replicax.core.errors import ReplicaxError
 from replicax.core.names import REPLICA_AXIS
 from replicax.core.notices import ReplicaxWarning
-from replicax.core.options import RunOptions
+from replicax.core.options import InputOptions, RunOptions
 from replicax.core.spec import PerReplicaSpec, TensorSpec, TypeSpec
 from replicax.functions.function import (
     Function,
@@ -37,6 +42,9 @@ from replicax.functions.function import (
     run_functions_eagerly,
 )
 from replicax.functions.gradients import grad, value_and_grad
+from replicax.input.context import InputContext
+from replicax.input.dataset import DistributedDataset
+from replicax.input.iterator import DistributedIterator
 from replicax.losses import compute_average_loss, scale_regularization_loss
 from replicax.optimizers.optimizer import Optimizer
 from replicax.optimizers.trees import values_of, variables_from
@@ -60,9 +68,14 @@ __version__ = "0.1.0"
 __all__ = [
     "CrossDeviceOps",
     "DefaultStrategy",
+    "DistributedDataset",
+    "DistributedIterator",
     "DistributedValues",
     "Function",
     "HierarchicalCopyAllReduce",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
     "Mirrored",
     "MirroredStrategy",
     "NcclAllReduce",

@@ -59,9 +59,10 @@ class VariableAggregation(enum.Enum):
 class AutoShardPolicy(enum.IntEnum):
     """How a pipeline is divided among workers.
 
-    AUTO takes FILE where there is a file for every worker, else DATA. FILE gives
-    whole files to each worker, DATA a part of every batch. With OFF every worker
-    reads everything; HINT leaves the division to the pipeline itself.
+    FILE gives whole files to each worker, DATA a part of every batch. AUTO takes DATA
+    for pipelines that can be indexed, FILE for streams with a file for every worker,
+    and DATA for other streams, which every worker then has to read. With OFF every
+    worker takes everything; HINT leaves the division to the pipeline itself.
     """
 
     OFF = -1

@@ -10,12 +10,18 @@ type that a user would catch anyway. Some are defined where they are raised::
     ├── LostVariableError (RuntimeError)     a failed execution took the variable's buffer with it
     ├── DeviceError (RuntimeError)           devices cannot be configured any more
     ├── UnknownDeviceError (ValueError)      a device that does not exist, or exists twice
+    ├── ClusterError (ValueError)            a cluster, task or address that cannot be right
+    ├── ClusterPlatformError (RuntimeError)  the platform does not tell who is in the cluster
     ├── VariableError (ValueError)           creation or assignment that cannot be right
     ├── DistributedValueError (ValueError)   a per-replica value in the wrong place
     ├── PerReplicaUseError (TypeError)       a per-replica value used as if it were one array
     ├── ReductionError (ValueError)          an unknown reduction, or shapes that do not fit it
     ├── BatchError (ValueError)              a batch that cannot be divided or placed
     ├── OneShotError (ValueError)            a source that serves one pass was asked for another
+    ├── DamagedFileError (ValueError)        a file of records that is cut off or was changed
+    ├── ShardingError (ValueError)           input that cannot be divided among the workers
+    ├── InputStateError (ValueError)         a saved position that means another one here
+    ├── ReplicationModeError (NotImplementedError)  a replication mode that this call does not have
     ├── OutOfRangeError (IndexError)         an iterator that ended before the steps did
     ├── TraceError (ValueError)              a program that would drift, hang or never settle
     │   ├── DivergentCollectiveError         a collective that only some replicas would reach
@@ -56,6 +62,14 @@ class UnknownDeviceError(ReplicaxError, ValueError):
     """A device specification that names no device, or one device twice."""
 
 
+class ClusterError(ReplicaxError, ValueError):
+    """A description of a cluster, a task in it or an address that cannot be right."""
+
+
+class ClusterPlatformError(ReplicaxError, RuntimeError):
+    """The platform that should know the cluster is not there, or does not answer."""
+
+
 class VariableError(ReplicaxError, ValueError):
     """A variable cannot be created or assigned like this."""
 
@@ -78,6 +92,18 @@ class BatchError(ReplicaxError, ValueError):
 
 class OneShotError(ReplicaxError, ValueError):
     """A source of input that can be read once was asked for a second pass."""
+
+
+class ShardingError(ReplicaxError, ValueError):
+    """Input cannot be divided among the workers in the way that was asked for."""
+
+
+class InputStateError(ReplicaxError, ValueError):
+    """The saved state of an iterator does not fit the dataset it is given to."""
+
+
+class ReplicationModeError(ReplicaxError, NotImplementedError):
+    """A replication mode of input that the call does not have."""
 
 
 class OutOfRangeError(ReplicaxError, IndexError):

@@ -102,6 +102,14 @@ class Source(abc.ABC):
             OneShotError: If the source can serve one pass only, and has.
         """
 
+    def open_elements(self, *, epoch: int, start: int) -> Iterator[Any]:
+        """Reads the elements of one pass as `open` does, but accepts those without a batch dim.
+
+        A ``dataset_fn`` may return a pipeline of single examples. Sources whose `open`
+        refuses scalars override this; everything else about the elements is the same.
+        """
+        return self.open(epoch=epoch, start=start)
+
 
 class IndexedSource(Source):
     """A source whose batches can be read in part, without reading the rest."""

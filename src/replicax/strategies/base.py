@@ -16,10 +16,11 @@ from replicax.core.options import RunOptions
 from replicax.core.protocols import CompiledCallable
 from replicax.core.value_context import ValueContext
 from replicax.strategies.extended import StrategyExtended
+from replicax.strategies.input_verbs import InputVerbs
 from replicax.strategies.v1_spelling import V1Spelling
 
 
-class Strategy(V1Spelling):
+class Strategy(InputVerbs, V1Spelling):
     """A list of devices and a policy for state and computation on them.
 
     Create one of its subclasses; then create variables in its ``scope()``, run

@@ -25,6 +25,7 @@ from replicax.core.enums import ReduceOp
 from replicax.core.errors import ContextError, DistributedValueError
 from replicax.core.options import bytes_per_pack_of
 from replicax.execution.frame import current_frame
+from replicax.strategies.input_verbs import ExtendedInput
 from replicax.strategies.multi_step import MultiStepContext, StepPrograms, run_steps
 from replicax.strategies.replication import Replication, component_of, without_views
 from replicax.values.distributed import ComponentView, DistributedValues, Mirrored, PerReplica
@@ -37,7 +38,7 @@ from replicax.variables.update import UpdateSession
 from replicax.variables.variable import Variable
 
 
-class StrategyExtended(Replication):
+class StrategyExtended(Replication, ExtendedInput):
     """Additional methods for algorithms that must know about distribution.
 
     Args:

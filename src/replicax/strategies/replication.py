@@ -30,7 +30,7 @@ from replicax.execution import epoch
 from replicax.execution.eager import ReplicaThreads
 from replicax.execution.frame import current_frame
 from replicax.execution.host_loop import compiled_run_of_loop
-from replicax.input import splitting
+from replicax.input import placing
 from replicax.strategies.cross_device_ops import CrossDeviceOps
 from replicax.values.distributed import ComponentView, DistributedValues, PerReplica
 from replicax.values.reduce import gather_leaf, reduce_leaf
@@ -306,7 +306,7 @@ class Replication:
 
     def distribute_batch(self, batch: Any) -> Any:
         """Divides one global batch among the replicas."""
-        return splitting.distribute_batch(batch, self.mesh)
+        return placing.distribute_batch(batch, self.mesh)
 
 
 def component_of(leaf: Any, index: int) -> Any:

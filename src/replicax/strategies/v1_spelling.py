@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from replicax.core import notices
+from replicax.core.enums import InputReplicationMode
 from replicax.core.errors import OutOfRangeError
-from replicax.core.options import RunOptions
+from replicax.core.options import InputOptions, RunOptions
+from replicax.input.context import InputContext
+from replicax.input.iterator import DistributedIterator
 
 _GRAPH_ERA = {
     "configure": "a strategy is complete when it is created. Pass devices to its constructor.",
@@ -61,6 +64,26 @@ class V1Spelling:
                     "for every epoch."
                 ) from None
             return self.run(fn, args=(item,))
+
+    def make_dataset_iterator(self: Any, dataset: Any) -> DistributedIterator:
+        """Deprecated: ``iter(distribute_dataset(dataset))``."""
+        notices.deprecate(
+            "Strategy.make_dataset_iterator", "iter(Strategy.experimental_distribute_dataset(...))"
+        )
+        return self.distribute_dataset(dataset).__iter__()
+
+    def make_input_fn_iterator(
+        self: Any,
+        input_fn: Callable[[InputContext], Any],
+        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> DistributedIterator:
+        """Deprecated: ``iter(distribute_datasets_from_function(input_fn))``."""
+        notices.deprecate(
+            "Strategy.make_input_fn_iterator",
+            "iter(Strategy.distribute_datasets_from_function(...))",
+        )
+        options = InputOptions(experimental_replication_mode=replication_mode)
+        return self.distribute_datasets_from_function(input_fn, options).__iter__()
 
     def unwrap(self: Any, value: Any) -> tuple[Any, ...]:
         """Deprecated: ``experimental_local_results``."""

@@ -25,7 +25,7 @@ from replicax.context.stack import get_replica_context
 from replicax.core.enums import VariableAggregation, VariableSynchronization
 from replicax.core.spec import TensorSpec, TypeSpec
 from replicax.functions.function import function
-from replicax.tf import compat, config, distribute, dtypes, keras, math, nest, nn
+from replicax.tf import compat, config, data, distribute, dtypes, errors, keras, math, nest, nn
 from replicax.tf.dtypes import (
     bfloat16,
     bool,
@@ -93,10 +93,12 @@ __all__ = [
     "config",
     "constant",
     "convert_to_tensor",
+    "data",
     "device",
     "distribute",
     "divide",
     "dtypes",
+    "errors",
     "float16",
     "float32",
     "float64",

@@ -9,9 +9,12 @@ from replicax.context.stack import (
     has_strategy,
     in_cross_replica_context,
 )
-from replicax.core.enums import ReduceOp
-from replicax.core.options import RunOptions
+from replicax.core.enums import InputReplicationMode, ReduceOp
+from replicax.core.options import InputOptions, RunOptions
 from replicax.core.value_context import ValueContext
+from replicax.input.context import InputContext
+from replicax.input.dataset import DistributedDataset
+from replicax.input.iterator import DistributedIterator
 from replicax.strategies.base import Strategy
 from replicax.strategies.cross_device_ops import (
     CrossDeviceOps,
@@ -20,14 +23,20 @@ from replicax.strategies.cross_device_ops import (
     ReductionToOneDevice,
 )
 from replicax.strategies.extended import StrategyExtended
+from replicax.strategies.input_verbs import experimental_make_numpy_dataset
 from replicax.strategies.mirrored import MirroredStrategy
 from replicax.strategies.one_device import OneDeviceStrategy
 from replicax.values.distributed import DistributedValues
 
 __all__ = [
     "CrossDeviceOps",
+    "DistributedDataset",
+    "DistributedIterator",
     "DistributedValues",
     "HierarchicalCopyAllReduce",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
     "MirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
@@ -39,6 +48,7 @@ __all__ = [
     "StrategyExtended",
     "ValueContext",
     "experimental",
+    "experimental_make_numpy_dataset",
     "experimental_set_strategy",
     "get_replica_context",
     "get_strategy",

@@ -13,8 +13,9 @@ from replicax.context.stack import (
     has_strategy,
     in_cross_replica_context,
 )
-from replicax.core.enums import ReduceOp
+from replicax.core.enums import InputReplicationMode, ReduceOp
 from replicax.core.options import RunOptions
+from replicax.input.context import InputContext
 from replicax.strategies.base import Strategy
 from replicax.strategies.cross_device_ops import (
     CrossDeviceOps,
@@ -30,6 +31,8 @@ from replicax.tf.compat.v1.loss_reduction import get_loss_reduction
 __all__ = [
     "CrossDeviceOps",
     "HierarchicalCopyAllReduce",
+    "InputContext",
+    "InputReplicationMode",
     "MirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",

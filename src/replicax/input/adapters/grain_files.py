@@ -1,0 +1,160 @@
+"""The files that a Grain pipeline reads, and the same pipeline over some of them.
+
+With `grain_nodes` the only module that touches private attributes of Grain.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from replicax.core.errors import BatchError
+from replicax.input.adapters.grain_nodes import Node, kind_of, with_parents
+
+# Nodes that mean the same over fewer files. A slice, a limit, a mixture or a zip does not.
+_OVER_ANY_FILES = frozenset(
+    {
+        "BatchIterDataset",
+        "BatchMapDataset",
+        "CacheIterDataset",
+        "FilterIterDataset",
+        "FilterMapDataset",
+        "FlatMapIterDataset",
+        "MapIterDataset",
+        "MapMapDataset",
+        "MapWithIndexIterDataset",
+        "MapWithIndexMapDataset",
+        "PrefetchIterDataset",
+        "RandomMapIterDataset",
+        "RandomMapMapDataset",
+        "RebatchIterDataset",
+        "RepeatIterDataset",
+        "RepeatMapDataset",
+        "ShuffleMapDataset",
+        "ThreadPrefetchIterDataset",
+        "WindowShuffleIterDataset",
+        "WindowShuffleMapDataset",
+        "WithOptionsIterDataset",
+        "_WithSeedIterDataset",
+        "_WithSeedMapDataset",
+    }
+)
+
+
+def files_of(dataset: Node) -> tuple[str, ...]:
+    """The files of a pipeline, in the order in which they were given.
+
+    Empty if it reads none that can be told, if one is read twice, or if a node of it
+    means something else over fewer files.
+    """
+    files = _files_below(dataset)
+    return tuple(files) if len(set(files)) == len(files) else ()
+
+
+def over_files(dataset: Node, files: Sequence[str]) -> Node:
+    """The same pipeline over some of its files.
+
+    Raises:
+        BatchError: If there are none, or one that the pipeline does not read.
+    """
+    known = files_of(dataset)
+    if not files or not set(files) <= set(known):
+        raise BatchError(
+            f"a Grain pipeline over the files {list(known)} was asked to read {list(files)}; "
+            "expected at least one of its own files."
+        )
+    return _over(dataset, frozenset(files))
+
+
+def _files_below(node: Node) -> list[str]:
+    kind = kind_of(node)
+    if kind == "SourceMapDataset":
+        return _names(node._source.paths) if _is_array_record(node._source) else []
+    if kind == "ParquetIterDataset":
+        return _names(node._paths)
+    if kind == "TFRecordIterDataset":
+        return _names([node._path])
+    if kind == "InterleaveIterDataset":
+        return _files_interleaved(node._datasets)
+    if kind in _OVER_ANY_FILES:
+        return _files_below(node.parents[0])
+    return []
+
+
+def _files_interleaved(datasets: Any) -> list[str]:
+    if not isinstance(datasets, (list, tuple)):  # a MapDataset that makes a dataset of each name
+        return _names(_listed(datasets))
+    files = [_files_below(dataset) for dataset in datasets]
+    return [name for names in files for name in names] if all(files) else []
+
+
+def _listed(node: Node) -> Sequence[Any]:
+    """The list at the source of a `MapDataset`."""
+    while kind_of(node) in _OVER_ANY_FILES:
+        node = node.parents[0]
+    source = node._source if kind_of(node) == "SourceMapDataset" else ()
+    return source if isinstance(source, (list, tuple)) else ()
+
+
+def _names(paths: Sequence[Any]) -> list[str]:
+    """File names as strings; none if one of them is no file name."""
+    if not all(isinstance(path, (str, bytes, os.PathLike)) for path in paths):
+        return []
+    return [os.fsdecode(path) for path in paths]
+
+
+def _is_array_record(source: Any) -> bool:
+    return any(base.__name__ == "ArrayRecordDataSource" for base in type(source).__mro__)
+
+
+def _over(node: Node, files: frozenset[str]) -> Node:
+    kind = kind_of(node)
+    if kind == "SourceMapDataset":
+        return type(node)(_source_over(node._source, files))
+    if kind == "ParquetIterDataset":
+        return type(node)(_kept(node._paths, files), **node._read_kwargs)
+    if kind == "TFRecordIterDataset":
+        return node
+    if kind == "InterleaveIterDataset":
+        return _changed(node, _datasets=_interleaved_over(node._datasets, files))
+    parent = _over(node.parents[0], files)
+    if kind == "RepeatMapDataset":
+        return type(node)(parent, node._num_epochs, reseed_each_epoch=node._reseed_each_epoch)
+    twin = with_parents(node, [parent])
+    return _changed(twin, _length=twin._get_length()) if kind == "BatchMapDataset" else twin
+
+
+def _source_over(source: Any, files: frozenset[str]) -> Any:
+    if not _is_array_record(source):
+        return _kept(source, files)
+    kept = [step for step in source._read_instructions if os.fsdecode(step.filename) in files]
+    counts = [step.num_records for step in kept]
+    twin = copy.copy(source)
+    twin.__setstate__(
+        {
+            "_read_instructions": kept,
+            "_paths": [step.filename for step in kept],
+            "_num_records": sum(counts),
+            "_prefix_sums": list(itertools.accumulate(counts)),
+        }
+    )
+    return twin
+
+
+def _interleaved_over(datasets: Any, files: frozenset[str]) -> Any:
+    if isinstance(datasets, (list, tuple)):
+        return [_over(each, files) for each in datasets if not files.isdisjoint(_files_below(each))]
+    return _over(datasets, files)
+
+
+def _kept(paths: Sequence[Any], files: frozenset[str]) -> list[Any]:
+    return [path for path in paths if os.fsdecode(path) in files]
+
+
+def _changed(node: Node, **attributes: Any) -> Node:
+    twin = with_parents(node, node.parents)
+    twin.__dict__.update(attributes)
+    return twin

@@ -1,0 +1,1 @@
+"""`data.Dataset`: the documented names of dataset transformations, over Grain."""

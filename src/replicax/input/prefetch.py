@@ -1,0 +1,196 @@
+"""Reads ahead of the consumer in a background thread, where that pays.
+
+The thread knows what it shares with the consumer, never the consumer itself, so
+that dropping the iterator ends the thread. What it reads is bounded, and an
+error in it is raised where the batch would have been taken.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from replicax.backend import compat
+from replicax.input import steps
+from replicax.input.at_exit import close_at_exit
+from replicax.input.steps import HostStep
+
+THREAD_NAME = "replicax-read-ahead"
+
+NUM_MEASURED = 3
+WORTH_SECONDS = 0.0005
+"""Handing a batch from thread to thread takes up to a tenth of this."""
+
+_JOIN_SECONDS = 5.0
+
+Place = Callable[[HostStep], Any]
+
+
+def is_worth_a_thread(seconds: Sequence[float]) -> bool:
+    """Whether a source that took this long for each of its batches should be read ahead.
+
+    The least of them counts: on a busy machine any batch may take long.
+
+    Example:
+        >>> is_worth_a_thread([0.02, 0.03, 0.02]), is_worth_a_thread([0.00001, 0.02, 0.00001])
+        (True, False)
+    """
+    return min(seconds) >= WORTH_SECONDS
+
+
+def prepared(items: Iterator[HostStep], place: Place, *, buffer_size: int) -> Preparing:
+    """The placed values of `items`, read ahead as `buffer_size` says.
+
+    Args:
+        items: The steps of one pass.
+        place: Puts a step on the devices.
+        buffer_size: How many values are made ready in advance: 0 none, 2 and more that
+            many, 1 at most one and only if the source turns out to be slow.
+    """
+    if buffer_size > 1:
+        return ReadAhead(items, place, buffer_size)
+    return InTurn(items, place, may_change=buffer_size == 1)
+
+
+class Preparing(Iterator[Any]):
+    """An iterator of placed values that can be closed."""
+
+    def close(self) -> None:
+        """Closes what is read; the end of the iteration."""
+        raise NotImplementedError
+
+
+class InTurn(Preparing):
+    """Reads when it is asked, and measures whether it should rather read ahead."""
+
+    def __init__(self, items: Iterator[HostStep], place: Place, *, may_change: bool) -> None:
+        """Reads `items`."""
+        self._items = items
+        self._place = place
+        self._seconds: list[float] | None = [] if may_change else None
+        self._ahead: ReadAhead | None = None
+        close_at_exit(self)
+
+    def __next__(self) -> Any:
+        if self._ahead is not None:
+            return next(self._ahead)
+        if self._seconds is None:
+            return self._place(next(self._items))
+        begin = time.perf_counter()
+        step = next(self._items)
+        self._seconds.append(time.perf_counter() - begin)
+        if len(self._seconds) > NUM_MEASURED:  # the first one also opened the source
+            if is_worth_a_thread(self._seconds[1:]):
+                self._ahead = ReadAhead(self._items, self._place, 1)
+            self._seconds = None
+        return self._place(step)
+
+    def close(self) -> None:
+        """Closes the source, or the thread that reads it."""
+        if self._ahead is not None:
+            self._ahead.close()
+        else:
+            steps.close(self._items)
+
+
+class _Shared:
+    """What the consumer and the reading thread both hold."""
+
+    def __init__(self, depth: int) -> None:
+        self.changed = threading.Condition()  # re-entrant: a finalizer may run while it is held
+        self.ready: collections.deque[tuple[str, Any]] = collections.deque()
+        self.depth = depth
+        self.is_closed = False
+
+    def close(self) -> None:
+        """Lets the thread end after the batch it is reading."""
+        with self.changed:
+            self.is_closed = True
+            self.ready.clear()
+            self.changed.notify_all()
+
+    def wait_for_room(self) -> bool:
+        """Waits until another batch is wanted; False if none ever will be."""
+        with self.changed:
+            while not self.is_closed and len(self.ready) >= self.depth:
+                self.changed.wait()
+            return not self.is_closed
+
+    def put(self, kind: str, item: Any) -> None:
+        """Makes a value, an error or the end ready."""
+        with self.changed:
+            if not self.is_closed:
+                self.ready.append((kind, item))
+                self.changed.notify_all()
+
+    def take(self) -> tuple[str, Any]:
+        """Waits for what comes next."""
+        with self.changed:
+            while not self.ready:
+                if self.is_closed:
+                    return "end", None
+                self.changed.wait()
+            kind, item = self.ready[0]
+            if kind == "value":  # an error or the end stays, for whoever asks again
+                self.ready.popleft()
+                self.changed.notify_all()
+            return kind, item
+
+
+class ReadAhead(Preparing):
+    """Reads and places in a thread, never more than `depth` values ahead."""
+
+    def __init__(self, items: Iterator[HostStep], place: Place, depth: int) -> None:
+        """Starts to read."""
+        self._shared = _Shared(depth)
+        self._reader = _Reader(items, place, self._shared)
+        weakref.finalize(self, self._shared.close).atexit = False
+        close_at_exit(self._reader)
+        self._reader.start()
+
+    def __next__(self) -> Any:
+        kind, item = self._shared.take()
+        if kind == "value":
+            return item
+        if kind == "error":
+            raise item
+        raise StopIteration
+
+    def close(self) -> None:
+        """Ends the thread, after the batch that it is reading."""
+        self._reader.close()
+
+
+class _Reader(threading.Thread):
+    """The thread. It holds what it shares with the consumer, and no iterator of a user."""
+
+    def __init__(self, items: Iterator[HostStep], place: Place, shared: _Shared) -> None:
+        super().__init__(name=THREAD_NAME, daemon=True)
+        self._work = (items, place)
+        self._shared = shared
+        self._surroundings = compat.capture_thread_state()
+
+    def run(self) -> None:
+        items, place = self._work
+        del self._work
+        try:
+            with self._surroundings(), steps.opened(items):
+                while self._shared.wait_for_room():
+                    step = next(items, None)
+                    if step is None:
+                        break
+                    self._shared.put("value", place(step))
+                    del step  # or it would live until the next one has been read
+        except BaseException as error:
+            self._shared.put("error", error)
+        else:
+            self._shared.put("end", None)
+
+    def close(self) -> None:
+        self._shared.close()
+        if self is not threading.current_thread():
+            self.join(_JOIN_SECONDS)

@@ -1,0 +1,5 @@
+"""Chooses the backend of Keras, before anything imports it."""
+
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")

@@ -1,0 +1,335 @@
+"""Properties of distributed input that hold for any pipeline and any number of workers."""
+
+import collections
+import itertools
+import json
+import pathlib
+import tempfile
+
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import replicax as rx
+from replicax.core.enums import AutoShardPolicy
+from replicax.data import Dataset, TextLineDataset, TFRecordDataset
+from replicax.input.adapters.table import source_of
+from replicax.input.from_function import PerReplicaBatches, input_contexts
+from replicax.input.pipeline.readers import write_records
+from replicax.input.source import IndexedSource
+from tests.input.pipelines import Cluster
+from tests.input.programs import (
+    LIMIT,
+    assert_same_batches,
+    batches_read,
+    cluster,
+    counts,
+    dataset_of,
+    layouts,
+    leaves_of,
+    parts_read,
+    programs,
+    seeds,
+    together,
+)
+
+quick = settings(deadline=None, max_examples=60, database=None)
+FILE = AutoShardPolicy.FILE
+
+workers = st.integers(1, 4)
+replicas = st.integers(1, 8)
+epochs = st.integers(0, 2)
+
+
+def chunk_sizes(size, num_replicas):
+    """Contiguous chunks of ceil(size / num_replicas), counted one example after another."""
+    sizes = [0] * num_replicas
+    for example in range(size):
+        sizes[example // -(-size // num_replicas)] += 1
+    return sizes
+
+
+# -- the parts of all are the batch of one ------------------------------------------------------
+
+
+@settings(quick, max_examples=150)
+@given(programs(), workers, replicas, epochs, counts)
+def test_the_parts_of_all_workers_and_replicas_are_the_batch_of_one_worker(
+    program, num_workers, per_worker, epoch, start
+):
+    whole = batches_read(program.source(), epoch=epoch)
+    parts = [
+        parts_read(program.source(), topology, epoch=epoch, start=start, limit=LIMIT - start)
+        for topology in cluster(num_workers, per_worker)
+    ]
+    by_replica = [
+        [tuple(itertools.chain(*leaf)) for leaf in zip(*step, strict=True)]
+        for step in zip(*parts, strict=True)
+    ]
+    for leaves in by_replica:
+        for leaf in leaves:
+            size = sum(len(part) for part in leaf)
+            assert [len(part) for part in leaf] == chunk_sizes(size, num_workers * per_worker)
+    joined = [[np.concatenate(leaf) for leaf in leaves] for leaves in by_replica]
+    assert_same_batches(joined, whole[start:])
+
+
+@quick
+@given(programs(kinds=("dataset", "stream", "grain", "grain iter")))
+def test_the_batches_are_those_that_the_pipeline_itself_gives(program):
+    pipeline = program.make()
+    own = [leaves_of(batch) for batch in itertools.islice(iter(pipeline), LIMIT)]
+    assert_same_batches(
+        batches_read(program.source()),
+        [[narrowed(leaf) for leaf in leaves] for leaves in own],
+    )
+
+
+def narrowed(array):
+    return array.astype({"int64": np.int32, "float64": np.float32}.get(array.dtype.name))
+
+
+@settings(quick, max_examples=40)
+@given(programs(), replicas)
+def test_on_real_devices_every_replica_has_its_part(program, num_replicas):
+    strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
+    dataset = strategy.distribute_dataset(program.source())
+    got = []
+    for value in itertools.islice(dataset, LIMIT):
+        got.append(leaves_of(value))
+        first = strategy.experimental_local_results(value)
+        assert len(first) == num_replicas
+    assert_same_batches(got, batches_read(program.source()))
+
+
+# -- every element once -------------------------------------------------------------------------
+
+ONE_TO_ONE = {
+    "shuffle": lambda d, n: d.shuffle(n + 2, seed=n),
+    "full shuffle": lambda d, n: d.shuffle(100, seed=n),
+    "map": lambda d, n: d.map(lambda x: x + 0),
+    "threads": lambda d, n: d.map(lambda x: x + 0, num_parallel_calls=2),
+    "cache": lambda d, n: d.cache(),
+    "prefetch": lambda d, n: d.prefetch(n % 3),
+    "filter": lambda d, n: d.filter(lambda x: True),
+}
+
+
+@quick
+@given(
+    st.integers(0, 40),
+    st.integers(1, 9),
+    st.booleans(),
+    st.lists(st.tuples(st.sampled_from(sorted(ONE_TO_ONE)), counts), max_size=3),
+    workers,
+    replicas,
+)
+def test_every_element_appears_exactly_once_in_every_epoch(
+    size, batch_size, drop_remainder, steps, num_workers, per_worker
+):
+    dataset = Dataset.range(size)
+    for name, n in steps:
+        dataset = ONE_TO_ONE[name](dataset, n)
+    source = source_of(dataset.batch(batch_size, drop_remainder))
+    for epoch in range(3):
+        seen = collections.Counter()
+        for topology in cluster(num_workers, per_worker):
+            for (parts,) in parts_read(source, topology, epoch=epoch, limit=None):
+                seen.update(int(x) for part in parts for x in part)
+        dropped = size % batch_size if drop_remainder else 0
+        assert set(seen) <= set(range(size))
+        assert set(seen.values()) <= {1}
+        assert len(seen) == size - dropped
+
+
+@quick
+@given(st.integers(1, 40), st.integers(1, 9), st.one_of(st.none(), seeds), workers, replicas)
+def test_no_element_is_read_by_two_workers(size, batch_size, seed, num_workers, per_worker):
+    read = collections.Counter()
+
+    def recorded(x):
+        read[int(x)] += 1
+        return x
+
+    dataset = Dataset.range(size).map(recorded)
+    dataset = dataset if seed is None else dataset.shuffle(size, seed=seed)
+    source = source_of(dataset.batch(batch_size))
+    assert isinstance(source, IndexedSource)
+    _ = source.element_spec, source.cardinality  # may compute an example to see its type
+    read.clear()
+    for topology in cluster(num_workers, per_worker):
+        parts_read(source, topology, limit=None)
+    assert read == collections.Counter(range(size))
+
+
+# -- state --------------------------------------------------------------------------------------
+
+
+def resumed(program, layout, state, buffer_size):
+    """What is left of the pass and the whole pass after it, as global batches."""
+    now, later = [], []
+    for topology in cluster(*layout):
+        dataset = dataset_of(program.source(), topology, buffer_size=buffer_size)
+        iterator = iter(dataset)
+        iterator.set_state(state)
+        now.append([leaves_of(v) for v in itertools.islice(iterator, LIMIT)])
+        later.append([leaves_of(v) for v in itertools.islice(dataset, 5)])
+        iterator.close()
+    return together(now), together(later)
+
+
+@settings(quick, max_examples=120)
+@given(
+    programs(),
+    epochs,
+    st.integers(0, 12),
+    layouts(),
+    layouts(),
+    st.sampled_from([0, 1, 3]),
+    st.sampled_from([0, 1, 3]),
+)
+def test_a_state_continues_identically_under_any_number_of_workers_and_replicas(
+    program, epoch, position, saved_by, restored_by, buffer_size, later_buffer_size
+):
+    states = []
+    for topology in cluster(*saved_by):
+        dataset = dataset_of(program.source(), topology, buffer_size=buffer_size)
+        for _ in range(epoch):
+            next(iter(dataset), None)
+        iterator = iter(dataset)
+        taken = len(list(itertools.islice(iterator, position)))
+        states.append(json.dumps(iterator.get_state()))
+        iterator.close()
+    assert len(set(states)) == 1  # the workers agree where they are
+    state = json.loads(states[0])
+    assert (state["epoch"], state["position"]) == (epoch, taken)
+
+    now, later = resumed(program, restored_by, state, later_buffer_size)
+    assert_same_batches(
+        now, batches_read(program.source(), epoch=epoch, limit=taken + LIMIT)[taken:]
+    )
+    assert_same_batches(later, batches_read(program.source(), epoch=epoch + 1, limit=5))
+
+
+# -- files --------------------------------------------------------------------------------------
+
+file_sizes = st.lists(st.integers(0, 15), min_size=1, max_size=7)
+
+
+class Folder:
+    """Files whose records are all different."""
+
+    def __init__(self, path, sizes, kind):
+        self.kind = kind
+        self.contents = [[100 * i + j for j in range(size)] for i, size in enumerate(sizes)]
+        self.paths = []
+        for i, numbers in enumerate(self.contents):
+            file = pathlib.Path(path, f"{i}.{kind}")
+            lines = [str(number).encode() for number in numbers]
+            if kind == "text":
+                file.write_bytes(b"".join(line + b"\n" for line in lines))
+            else:
+                write_records(str(file), lines)
+            self.paths.append(str(file))
+
+    def dataset(self, batch_size, *, drop_remainder=False):
+        reader = TextLineDataset if self.kind == "text" else TFRecordDataset
+        return reader(self.paths).map(lambda line: np.int32(line)).batch(batch_size, drop_remainder)
+
+
+@settings(quick, max_examples=60)
+@given(
+    file_sizes,
+    st.sampled_from(["text", "records"]),
+    st.integers(1, 9),
+    layouts(),
+    st.sampled_from([0, 1, 3]),
+)
+def test_workers_with_unequal_files_stop_together_and_lose_nothing(
+    sizes, kind, batch_size, layout, buffer_size
+):
+    num_workers, _ = layout
+    assume(len(sizes) >= num_workers)
+    workers = Cluster(*layout)
+    with tempfile.TemporaryDirectory() as path:
+        folder = Folder(path, sizes, kind)
+
+        def work(topology):
+            source = source_of(folder.dataset(batch_size))
+            dataset = dataset_of(source, topology, buffer_size=buffer_size, policy=FILE)
+            return [[leaves_of(value)[0] for value in dataset] for _ in range(2)]
+
+        for one_pass in zip(*workers.run(work), strict=True):
+            assert len({len(steps) for steps in one_pass}) == 1
+            got = [x for steps in one_pass for step in steps for x in step.tolist()]
+            assert sorted(got) == sorted(itertools.chain(*folder.contents))
+            for worker, steps in enumerate(one_pass):
+                own = folder.contents[worker::num_workers]
+                assert np.concatenate([[], *steps]).tolist() == list(itertools.chain(*own))
+            # the shorter ones went on empty, and none of them with all others
+            ends = zip(*one_pass, strict=True)
+            assert all(any(len(part) for part in step) for step in ends)
+    assert len(set(workers.num_asked)) == 1
+
+
+@settings(quick, max_examples=30)
+@given(file_sizes, st.integers(1, 9), layouts(), st.integers(0, 6), st.sampled_from([0, 3]))
+def test_a_state_over_files_continues_identically_with_as_many_workers(
+    sizes, batch_size, layout, position, buffer_size
+):
+    assume(len(sizes) >= layout[0])
+    with tempfile.TemporaryDirectory() as path:
+        folder = Folder(path, sizes, "text")
+
+        def dataset(topology):
+            source = source_of(folder.dataset(batch_size))
+            return dataset_of(source, topology, buffer_size=buffer_size, policy=FILE)
+
+        def save(topology):
+            iterator = iter(dataset(topology))
+            taken = len(list(itertools.islice(iterator, position)))
+            state = json.dumps(iterator.get_state())
+            iterator.close()
+            return state, taken
+
+        def whole(topology):
+            return [leaves_of(value) for value in dataset(topology)]
+
+        saved = Cluster(*layout).run(save)
+        expected = Cluster(*layout).run(whole)
+
+        def resume(topology):
+            iterator = iter(dataset(topology))
+            iterator.set_state(json.loads(saved[topology.worker_id][0]))
+            return [leaves_of(value) for value in iterator]
+
+        for worker, steps in enumerate(Cluster(*layout).run(resume)):
+            assert_same_batches(steps, expected[worker][saved[worker][1] :])
+
+
+# -- functions ----------------------------------------------------------------------------------
+
+
+@quick
+@given(st.integers(0, 40), st.integers(1, 5), layouts(), st.booleans())
+def test_pipelines_of_functions_that_shard_lose_nothing(size, batch_size, layout, per_replica):
+    seen = collections.Counter()
+    for topology in cluster(*layout):
+        sources = [
+            source_of(
+                Dataset.range(size)
+                .shard(context.num_input_pipelines, context.input_pipeline_id)
+                .batch(batch_size)
+            )
+            for context in input_contexts(topology, per_replica=per_replica)
+        ]
+        reading = PerReplicaBatches(sources, topology, per_replica=per_replica)
+        steps = list(reading.open(epoch=0, start=0))
+        for step in steps:
+            parts = step.shares[0].local_parts()
+            assert len(parts) == topology.replicas_per_worker
+            assert all(len(part) <= batch_size for part in parts)
+            seen.update(int(x) for part in parts for x in part)
+        if topology.num_workers == 1:
+            assert reading.cardinality == len(steps)
+    assert seen == collections.Counter(range(size))
