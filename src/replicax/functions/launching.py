@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from itertools import starmap
 from typing import Any
 
 import jax
@@ -56,13 +57,14 @@ def launcher(
             program = donating
             if (handed_out != handed_out_seen and any(map(_handed_out, written))) or not program:
                 program = variants[False]
-            state, constant = list(map(_array, written)), list(map(_array, read))
+            state = list(map(_array, written))
+            constant = list(map(_array, read)) if read else read
             done: list[Any] = []
             stored = False
             try:
                 try:
                     # The result must reach `done` before Ctrl-C is noticed: the inputs are gone.
-                    done.extend(map(program, (state,), (constant,), (arrays,)))
+                    done.extend(starmap(program, ((state, constant, arrays),)))
                     if not donates:  # the old values stay until the new ones are certain
                         _await_or_drop(done, token_at)
                 finally:

@@ -7,7 +7,6 @@ site's key, mostly by identity, in one closure; see `launching` for the reason.
 
 from __future__ import annotations
 
-import operator
 import types
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +25,6 @@ Repeat = Callable[[Any, tuple[Any, ...], Any], Any]
 DIFFERENT: Any = type("Different", (), {"__repr__": lambda self: "DIFFERENT"})()
 """What a `Repeat` returns for a call that it does not recognise."""
 
-_contents_of = operator.attrgetter("cell_contents")
 _NO_PATH = "by position".__str__
 
 
@@ -51,7 +49,7 @@ def repeat_of(fn: Any, keys: tuple[Any, ...], strategy: Any, program: Program) -
         return not_repeated
     inner = getattr(fn, "__func__", fn)
     cells = _cells_of(inner) if getattr(inner, "__closure__", None) else []
-    contents = [_content(cell) for cell in cells]
+    cells = tuple((cell, _content(cell)) for cell in cells)
     num_args = len(keys)
     launch, finish = program.launch, program.finish
     assert finish is not None  # it has been launched
@@ -65,9 +63,10 @@ def repeat_of(fn: Any, keys: tuple[Any, ...], strategy: Any, program: Program) -
         for index, arg in enumerate(args):  # a strict zip costs more
             kind, key = type(arg), keys[index]
             if kind is PerReplica:
-                if arg.type_key != key:
+                array = arg.packed_if_like(key)
+                if array is None:
                     return DIFFERENT
-                arrays.append(arg.packed())
+                arrays.append(array)
             elif kind is array_type and not arg.committed:
                 if (arg.shape, arg.dtype, arg.weak_type) != key:
                     return DIFFERENT
@@ -78,12 +77,12 @@ def repeat_of(fn: Any, keys: tuple[Any, ...], strategy: Any, program: Program) -
                 return DIFFERENT
         if not is_outside():
             return DIFFERENT
-        if cells:
-            try:
-                if not all(map(operator.is_, map(_contents_of, cells), contents)):
+        try:
+            for cell, captured in cells:
+                if cell.cell_contents is not captured:
                     return DIFFERENT
-            except ValueError:  # a cell was emptied
-                return DIFFERENT
+        except ValueError:  # a cell was emptied
+            return DIFFERENT
         if counts.freed + run_ahead.num_failures != program.freed_seen and not program.is_alive():
             return DIFFERENT
         try:

@@ -184,6 +184,14 @@ class PerReplica(RefusedOperators, DistributedValues):
             self._type_key = (id(self.mesh), self.shapes, self.dtype)
         return self._type_key
 
+    def packed_if_like(self, type_key: Hashable) -> jax.Array | None:
+        """The packed array, if the value has this `type_key`."""
+        own = self._type_key
+        if own is not type_key and (own or self.type_key) != type_key:
+            return None
+        packed = self._packed
+        return self.packed() if packed is None else packed
+
     def packed(self, name: str | Callable[[], str] = "a per-replica value") -> jax.Array:
         """All components as one array over the replicas' devices, padded if they are uneven.
 
