@@ -1,8 +1,6 @@
 """Ctrl-C in the middle of a step never leaves some variables written and others not."""
 
-import gc
 import itertools
-import signal
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,35 +11,8 @@ from replicax.backend import runahead
 
 NUM_VARIABLES = 50
 SHOTS_PER_CASE = 100
-SHOOT_AGAIN_AFTER = 1.0  # seconds; Python drops what a finalizer or a gc callback raises
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@pytest.fixture
-def interrupted():
-    """``interrupted(call, seconds)``: calls, with Ctrl-C after that time; whether it came out."""
-
-    def interrupt(signum, frame):
-        raise KeyboardInterrupt("shot")
-
-    def shoot(call, seconds):
-        try:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, seconds, SHOOT_AGAIN_AFTER)
-                call()
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-        except KeyboardInterrupt:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            return True
-        return False
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    gc.disable()
-    yield shoot
-    gc.enable()
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("donate", [True, False])

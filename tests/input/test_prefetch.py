@@ -58,11 +58,11 @@ class Counted(Stream):
             assert self.changed.wait_for(lambda: self.num_read >= count, WAIT_SECONDS)
 
 
-def wait_until_idle(iterator):
-    """Waits until the thread itself waits for the consumer."""
-    waiting = iterator._preparing._shared.changed._waiters
+def wait_until_full(iterator, depth):
+    """Waits until everything that may be read ahead is ready."""
+    ready = iterator._preparing._shared._ready
     deadline = time.monotonic() + WAIT_SECONDS
-    while not waiting:
+    while ready.qsize() < depth:
         assert time.monotonic() < deadline
         os.sched_yield()
 
@@ -90,7 +90,7 @@ def test_with_more_that_many_are_read_ahead_and_never_more(two, depth):
         source.wait_for(taken + depth)
     (thread,) = reading_threads()
     assert thread.daemon
-    wait_until_idle(iterator)
+    wait_until_full(iterator, depth)
     assert source.num_read == 5 + depth
     iterator.close()
     assert source.closed == 1
@@ -245,6 +245,22 @@ def test_a_thread_sees_the_settings_of_its_consumer(two):
     with jax.enable_x64(True):
         dataset = two.distribute_dataset(Typed([]), ahead(2))
         assert [values_of(value) for value in dataset] == [[[2**40], [2**41]]] * 3
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_while_a_batch_is_awaited_loses_none_and_locks_nothing(two, interrupted):
+    dataset = two.distribute_dataset(Counted(count=10**6), ahead(2))
+    iterator = iter(dataset)
+    taken = []
+
+    def for_ever():
+        while True:
+            taken.append(int(values_of(next(iterator))[0][0]))
+
+    for delay in np.geomspace(2e-4, 2e-2, 30).tolist():
+        assert interrupted(for_ever, delay)
+        assert taken == sorted(set(taken))  # in order; the one in the air may be gone
+    iterator.close()
 
 
 PROGRAM = """

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import queue
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -53,8 +54,9 @@ class _Replica:
         self.state: Literal["idle", "running", "waiting"] = "idle"
         self._task: Task | None = None
         self._context: contextvars.Context | None = None
-        self._go = threading.Semaphore(0)
-        self._stopped = threading.Semaphore(0)
+        # Not semaphores, which are Python code: Ctrl-C in the middle leaves them locked for ever.
+        self._go: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._stopped: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._status: _Arrival | _Ended | None = None
         self._answer: Any = None
         self._release = False
@@ -84,16 +86,17 @@ class _Replica:
     def abandon(self) -> None:
         """Lets a replica that cannot be stopped now end by itself at its next stop."""
         self._release = True
-        self._go.release(2)  # once if it waits at a meeting, and once for its next task
+        self._go.put(None)  # if it waits at a meeting
+        self._go.put(None)  # for its next task
 
     def close(self) -> None:
         """Ends the thread, once it is idle."""
-        self._go.release()
+        self._go.put(None)
 
     def _continue(self) -> _Arrival | _Ended:
         self.state = "running"
-        self._go.release()
-        self._stopped.acquire()
+        self._go.put(None)
+        self._stopped.get()
         status, self._status = self._status, None
         assert status is not None
         self.state = "waiting" if isinstance(status, _Arrival) else "idle"
@@ -104,8 +107,8 @@ class _Replica:
         if self._release:  # user code went on after it was released
             raise _Released
         self._status = arrival
-        self._stopped.release()
-        self._go.acquire()
+        self._stopped.put(None)
+        self._go.get()
         if self._release:
             raise _Released
         answer, self._answer = self._answer, None
@@ -113,7 +116,7 @@ class _Replica:
 
     def perform(self) -> bool:
         """On the replica's thread: one task; False when the thread should end."""
-        self._go.acquire()
+        self._go.get()
         task, context = self._task, self._context
         self._task = self._context = None
         if task is None or context is None or self._release:
@@ -124,7 +127,7 @@ class _Replica:
             status = _Ended(error=error)
         del task, context
         self._status = status
-        self._stopped.release()
+        self._stopped.put(None)
         return True
 
 

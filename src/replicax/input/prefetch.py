@@ -7,7 +7,8 @@ error in it is raised where the batch would have been taken.
 
 from __future__ import annotations
 
-import collections
+import contextlib
+import queue
 import threading
 import time
 import weakref
@@ -26,6 +27,8 @@ WORTH_SECONDS = 0.0005
 """Handing a batch from thread to thread takes up to a tenth of this."""
 
 _JOIN_SECONDS = 5.0
+
+_END = ("end", None)
 
 Place = Callable[[HostStep], Any]
 
@@ -98,47 +101,50 @@ class InTurn(Preparing):
 
 
 class _Shared:
-    """What the consumer and the reading thread both hold."""
+    """What the consumer and the reading thread both hold.
+
+    Nothing but two queues, which are not Python code: Ctrl-C, or a finalizer, in the middle
+    of a condition's methods could leave its lock held for ever.
+    """
 
     def __init__(self, depth: int) -> None:
-        self.changed = threading.Condition()  # re-entrant: a finalizer may run while it is held
-        self.ready: collections.deque[tuple[str, Any]] = collections.deque()
-        self.depth = depth
-        self.is_closed = False
+        self._ready: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(depth):
+            self._room.put(None)
+        self._last: tuple[str, Any] | None = None
+        self._is_closed = False
 
     def close(self) -> None:
         """Lets the thread end after the batch it is reading."""
-        with self.changed:
-            self.is_closed = True
-            self.ready.clear()
-            self.changed.notify_all()
+        self._is_closed = True
+        self._room.put(None)  # wakes the thread
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._ready.get_nowait()
+        self._ready.put(_END)  # wakes whoever waits for a value
 
     def wait_for_room(self) -> bool:
         """Waits until another batch is wanted; False if none ever will be."""
-        with self.changed:
-            while not self.is_closed and len(self.ready) >= self.depth:
-                self.changed.wait()
-            return not self.is_closed
+        self._room.get()
+        return not self._is_closed
 
     def put(self, kind: str, item: Any) -> None:
         """Makes a value, an error or the end ready."""
-        with self.changed:
-            if not self.is_closed:
-                self.ready.append((kind, item))
-                self.changed.notify_all()
+        if not self._is_closed:
+            self._ready.put((kind, item))
 
     def take(self) -> tuple[str, Any]:
-        """Waits for what comes next."""
-        with self.changed:
-            while not self.ready:
-                if self.is_closed:
-                    return "end", None
-                self.changed.wait()
-            kind, item = self.ready[0]
-            if kind == "value":  # an error or the end stays, for whoever asks again
-                self.ready.popleft()
-                self.changed.notify_all()
-            return kind, item
+        """Waits for what comes next; an error or the end comes again and again."""
+        if self._is_closed:
+            return _END
+        if self._last is None:
+            kind, item = self._ready.get()
+            if kind == "value":
+                self._room.put(None)
+                return kind, item
+            self._last = kind, item
+        return self._last
 
 
 class ReadAhead(Preparing):
@@ -188,7 +194,7 @@ class _Reader(threading.Thread):
         except BaseException as error:
             self._shared.put("error", error)
         else:
-            self._shared.put("end", None)
+            self._shared.put(*_END)
 
     def close(self) -> None:
         self._shared.close()
