@@ -11,10 +11,7 @@ Usage: python benchmarks/dispatch.py [--rounds 15] [--replicas 1 2 4 8] [--varia
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from timing import measure
+from timing import KINDS, alternate, environment, median, paired_ratio, parse_options
 
 import replicax as rx
 
@@ -101,36 +98,25 @@ def compare(devices: Sequence[Any], num_variables: int, rounds: int) -> dict[str
         "replicax": with_replicax(devices, num_variables),
     }
     steps = 200 if num_variables < 100 else 40
-    for run in runs.values():
-        measure(run, 20)
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            times[name].append(measure(run, steps))
+    times = alternate(runs, steps=steps, warm_up=20, rounds=rounds)
     row: dict[str, Any] = {"replicas": len(devices), "variables": num_variables}
-    for index, kind in enumerate(("wall_us", "cpu_us")):
-        medians = {name: statistics.median(t[index] for t in times[name]) for name in runs}
+    for kind in KINDS:
+        medians = {name: median(times, name, kind) for name in runs}
         row |= {f"{name}_{kind}": round(value, 1) for name, value in medians.items()}
         row[f"ratio_{kind}"] = round(medians["replicax"] / medians["hand_written"], 3)
-        pairs = zip(times["replicax"], times["hand_written"], strict=True)
-        ratios = sorted(ours[index] / theirs[index] for ours, theirs in pairs)
-        row[f"paired_ratio_{kind}"] = round(statistics.median(ratios), 3)
+        paired = paired_ratio(times, "replicax", "hand_written", kind)
+        row[f"paired_ratio_{kind}"] = round(paired, 3)
     return row
 
 
 def main() -> None:
     """Prints one JSON object per configuration."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--replicas", type=int, nargs="*", default=[1, 2, 4, 8])
-    parser.add_argument("--variables", type=int, nargs="*", default=[4, 500])
-    options = parser.parse_args()
+    options = parse_options(__doc__, replicas=[1, 2, 4, 8], variables=[4, 500])
     rx.set_virtual_devices(max(options.replicas))
-    environment = {"jax": jax.__version__, "python": platform.python_version()}
     for num_variables in options.variables:
         for replicas in options.replicas:
             row = compare(jax.devices()[:replicas], num_variables, options.rounds)
-            print(json.dumps(row | environment), flush=True)
+            print(json.dumps(row | environment()), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,7 @@ Usage: python benchmarks/optimizer.py [--rounds 15] [--replicas 1 2 4 8] [--vari
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
-import statistics
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from timing import measure
+from timing import KINDS, alternate, environment, median, paired_ratio, parse_options
 
 import replicax as rx
 from replicax.optimizers.optimizer import Optimizer
@@ -107,40 +104,26 @@ def compare(devices: Sequence[Any], num_variables: int, rounds: int) -> dict[str
         "unpacked": unpacked,
     }
     steps = 100 if num_variables < 100 else 30
-    for run in runs.values():
-        measure(run, 10)
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            times[name].append(measure(run, steps))
+    times = alternate(runs, steps=steps, warm_up=10, rounds=rounds)
     row: dict[str, Any] = {"replicas": len(devices), "variables": num_variables}
-    for index, kind in enumerate(("wall_us", "cpu_us")):
-        for name in runs:
-            row[f"{name}_{kind}"] = round(statistics.median(t[index] for t in times[name]), 1)
+    for kind in KINDS:
+        row |= {f"{name}_{kind}": round(median(times, name, kind), 1) for name in runs}
         for label, (ours, theirs) in {
             "ratio": ("optimizer", "hand_written"),
             "unpacked_ratio": ("unpacked", "optimizer"),
         }.items():
-            pairs = zip(times[ours], times[theirs], strict=True)
-            row[f"{label}_{kind}"] = round(
-                statistics.median(a[index] / b[index] for a, b in pairs), 3
-            )
+            row[f"{label}_{kind}"] = round(paired_ratio(times, ours, theirs, kind), 3)
     return row
 
 
 def main() -> None:
     """Prints one JSON object per configuration."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--replicas", type=int, nargs="*", default=[1, 2, 4, 8])
-    parser.add_argument("--variables", type=int, nargs="*", default=[4, 100])
-    options = parser.parse_args()
+    options = parse_options(__doc__, replicas=[1, 2, 4, 8], variables=[4, 100])
     rx.set_virtual_devices(max(options.replicas))
-    environment = {"jax": jax.__version__, "python": platform.python_version()}
     for num_variables in options.variables:
         for replicas in options.replicas:
             row = compare(jax.devices()[:replicas], num_variables, options.rounds)
-            print(json.dumps(row | environment), flush=True)
+            print(json.dumps(row | environment()), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ Write the step once; choose where it runs by choosing a strategy.
 array(10., dtype=float32)
 """
 
-from replicax import experimental, metrics, optimizers, random, testing
+from replicax import cluster_resolver, data, experimental, metrics, optimizers, random, testing
 from replicax.backend.devices import set_virtual_devices
 from replicax.context.replica import ReplicaContext
 from replicax.context.stack import (
@@ -97,7 +97,9 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "cluster_resolver",
     "compute_average_loss",
+    "data",
     "experimental",
     "experimental_set_strategy",
     "function",

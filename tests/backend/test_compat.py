@@ -418,6 +418,38 @@ def test_has_started_tells_whether_a_backend_runs():
     )
 
 
+# -- clusters ----------------------------------------------------------------------------------
+
+
+def test_a_slurm_step_tells_a_process_its_place(monkeypatch):
+    names = ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID")
+    for name in names:
+        monkeypatch.delenv(f"SLURM_{name}", raising=False)
+    assert compat.slurm_process() is None
+    for name, value in zip(names, ("7", "n[1-2]", "4", "3", "1"), strict=True):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert compat.slurm_process() == compat.DetectedProcess(process_id=3, num_processes=4)
+
+
+def test_a_host_without_tpus_is_in_no_slice(monkeypatch):
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "t-0,t-1")
+    assert not compat.is_tpu_host()
+    assert compat.gke_tpu_hosts() is None
+
+
+def test_gke_tells_a_tpu_host_its_slice():
+    run_fresh(
+        """
+        from replicax.backend import compat
+        assert compat.is_tpu_host()
+        assert compat.gke_tpu_hosts() == (["t-0", "t-1"], 1)
+        """,
+        JAX_FORCE_TPU_INIT="1",
+        TPU_WORKER_HOSTNAMES="t-0,t-1",
+        TPU_WORKER_ID="1",
+    )
+
+
 # -- the file itself ---------------------------------------------------------------------------
 
 

@@ -52,3 +52,18 @@ def test_synchronised_batch_norm_is_that_of_the_whole_batch(num_replicas: int, b
     np.testing.assert_allclose(mean, 0.1 * batch.mean(axis=0), rtol=1e-5)
     _, one_gradients, _ = example.normalise(rx.OneDeviceStrategy("CPU:0"), batch)
     np.testing.assert_allclose(gradients, one_gradients, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [(8, 4), (2, 3), (1, 8)])
+@pytest.mark.parametrize("stop_after", [9, 7])
+def test_a_run_continued_in_mid_epoch_is_the_uninterrupted_one(sizes, stop_after, monkeypatch):
+    example = _example("datasets")
+    monkeypatch.setattr(example, "EPOCHS", 3)
+    first, second = (rx.MirroredStrategy([f"CPU:{i}" for i in range(n)]) for n in sizes)
+    continued, losses, saved = example.train((first, second), stop_after=stop_after)
+    whole = example.Training(first)
+    np.testing.assert_allclose(losses, whole.run(len(losses)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(continued.weights, whole.weights, rtol=1e-4, atol=1e-6)
+    assert len(saved) < 300
+    predicted, labels = continued.predict()
+    assert predicted.shape == labels.shape == (200,)

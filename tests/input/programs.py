@@ -26,6 +26,8 @@ NUM_DEVICES = 8
 
 counts = st.integers(0, 9)
 seeds = st.integers(0, 2**31 - 1)
+# Often more examples than replicas, and seldom a multiple of them.
+batch_sizes = st.one_of(st.integers(1, 6), st.integers(5, 20))
 
 # -- what pipelines are made of: a name, then a function of the pipeline and a number ----------
 
@@ -61,7 +63,6 @@ OWN_BATCHES = {
     "skip": lambda d, n: d.skip(n % 4),
     "cache": lambda d, n: d.cache(),
     "prefetch": lambda d, n: d.prefetch(n % 3),
-    "nest": lambda d, n: d.map(lambda x: {"x": x, "y": (x * 2.0, np.stack([x, x], axis=1))}),
 }
 GRAIN_EXAMPLES = {
     "slice": lambda d, n: d[n % 3 :],
@@ -76,7 +77,6 @@ GRAIN_BATCHES = {
     "repeat": lambda d, n: d.repeat(n % 3 + 1),
     "shuffle": lambda d, n: d.shuffle(seed=n),
     "slice": lambda d, n: d[n % 3 :],
-    "nest": lambda d, n: d.map(lambda x: {"x": x, "y": (x, x * 2.0)}),
 }
 KINDS = {
     "dataset": (OWN_EXAMPLES, OWN_BATCHES),
@@ -85,6 +85,10 @@ KINDS = {
     "grain iter": (GRAIN_EXAMPLES, GRAIN_BATCHES),
     "arrays": ({}, {}),
 }
+
+
+def nested(batch):
+    return {"x": batch, "y": (batch * 2.0, np.stack([batch, -batch], axis=1))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +102,7 @@ class Program:
         drop_remainder: Whether a last short batch is left out.
         examples: The steps before the batch step, each a name and a number.
         batches: The steps after it.
+        is_nested: Whether every batch becomes a nest in the end.
     """
 
     kind: str
@@ -106,6 +111,7 @@ class Program:
     drop_remainder: bool = False
     examples: tuple[tuple[str, int], ...] = ()
     batches: tuple[tuple[str, int], ...] = ()
+    is_nested: bool = False
 
     def make(self):
         """The pipeline, or None for arrays, which have none."""
@@ -119,6 +125,8 @@ class Program:
         pipeline = pipeline.batch(self.batch_size, drop_remainder=self.drop_remainder)
         for name, n in self.batches:
             pipeline = on_batches[name](pipeline, n)
+        if self.is_nested:
+            pipeline = pipeline.map(nested)
         return pipeline.to_iter_dataset() if self.kind == "grain iter" else pipeline
 
     def source(self):
@@ -130,20 +138,21 @@ class Program:
 
 
 @st.composite
-def programs(draw, kinds=tuple(KINDS), max_size=40):
+def programs(draw, kinds=tuple(KINDS), max_size=60):
     """Any pipeline of the given kinds."""
     kind = draw(st.sampled_from(kinds))
     size = draw(st.integers(1 if kind.startswith("grain") else 0, max_size))
     lists = []
     for table in KINDS[kind]:
-        steps = st.tuples(st.sampled_from(sorted(table)), counts) if table else st.nothing()
-        lists.append(tuple(draw(st.lists(steps, max_size=3)) if table else ()))
+        names = st.sampled_from([*sorted(table), *["shuffle"] * 4])  # what is hardest to divide
+        lists.append(tuple(draw(st.lists(st.tuples(names, counts), max_size=3)) if table else ()))
     return Program(
         kind,
         size,
-        draw(st.integers(1, 9)),
+        draw(batch_sizes),
         draw(st.booleans()) if kind != "arrays" else False,
         *lists,
+        draw(st.booleans()),
     )
 
 

@@ -54,6 +54,15 @@ def test_an_owned_buffer_is_adopted_without_a_copy():
     assert first.unsafe_buffer_pointer() != buffer.ctypes.data
 
 
+def test_a_copy_is_made_once_in_a_buffer_that_the_device_adopts(strategy):
+    (value,) = strategy.distribute_dataset(Stream([np.ones((24, 16), np.float32)]))
+    placed = value.packed() if isinstance(value, rx.PerReplica) else value
+    addresses = [shard.data.unsafe_buffer_pointer() for shard in placed.addressable_shards]
+    # Shards that lie in one buffer, one after the other, were not copied one by one.
+    size = placed.nbytes // len(addresses)
+    assert addresses == [addresses[0] + size * i for i in range(len(addresses))]
+
+
 @pytest.mark.parametrize("rows", [6, 5, 1, 0])
 def test_each_part_is_on_the_device_of_its_replica(strategy, rows):
     (value,) = strategy.distribute_dataset(Stream([np.ones((rows, 2), np.float32)]))

@@ -24,3 +24,10 @@ def assert_result(strategy, result, expected, dtype):
     assert len(components) == len(expected)
     for component, one in zip(components, expected, strict=True):
         assert_tensor(component, one, dtype)
+
+
+def parts_of(strategy, batch):
+    """What each replica has of a global batch: contiguous parts, the last short or empty."""
+    size = -(-len(batch) // strategy.num_replicas_in_sync)
+    starts = range(0, size * strategy.num_replicas_in_sync, size)
+    return [batch[start : start + size] for start in starts]

@@ -1,23 +1,22 @@
 """The examples of the document on DistributedValues; see `strategy_examples`.
 
-Where an example takes its values from a dataset, ``distribute_batch`` of the
-dataset's first element stands in for ``next(dataset_iterator)``.
+A batch has 2 examples, as there: with 4 or 8 replicas most get an empty part.
 """
 
 import numpy as np
 
 import replicax.tf as tf
-from tests.tf.comparing import assert_result, assert_tensor
+from tests.tf.comparing import assert_result, assert_tensor, parts_of
 
-BATCH = np.arange(10.0, 26.0, dtype=np.float32)  # 16 examples: 1, 2, 4 and 8 divide it
-
-
-def _first_batch(strategy):
-    return strategy.distribute_batch(BATCH)
+FIRST_BATCH = np.array([10.0, 20.0], np.float32)
 
 
-def _chunks(strategy):
-    return np.split(BATCH, strategy.num_replicas_in_sync)
+def created_from_a_distributed_dataset(devices=None):
+    strategy = tf.distribute.MirroredStrategy(devices)
+    dataset = tf.data.Dataset.from_tensor_slices([10.0, 20.0, 30.0, 40.0]).batch(2)
+    dataset_iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    distributed_values = next(dataset_iterator)
+    assert_result(strategy, distributed_values, parts_of(strategy, FIRST_BATCH), tf.float32)
 
 
 def returned_by_run(devices=None):
@@ -37,29 +36,37 @@ def returned_by_run(devices=None):
 
 def as_input_into_run(devices=None):
     strategy = tf.distribute.MirroredStrategy(devices)
-    distributed_values = _first_batch(strategy)
+    dataset = tf.data.Dataset.from_tensor_slices([10.0, 20.0, 30.0, 40.0]).batch(2)
+    dataset_iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    distributed_values = next(dataset_iterator)
 
     @tf.function
     def run(input):
         return input + 1.0
 
     updated_value = strategy.run(run, args=(distributed_values,))
-    assert_result(strategy, updated_value, [c + 1.0 for c in _chunks(strategy)], tf.float32)
+    assert_result(
+        strategy, updated_value, [c + 1.0 for c in parts_of(strategy, FIRST_BATCH)], tf.float32
+    )
 
 
 def reduce_value(devices=None):
     strategy = tf.distribute.MirroredStrategy(devices)
-    distributed_values = _first_batch(strategy)
+    dataset = tf.data.Dataset.from_tensor_slices([10.0, 20.0, 30.0, 40.0]).batch(2)
+    dataset_iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    distributed_values = next(dataset_iterator)
     reduced_value = strategy.reduce(tf.distribute.ReduceOp.SUM, distributed_values, axis=0)
-    assert_tensor(reduced_value, BATCH.sum(), tf.float32)
+    assert_tensor(reduced_value, FIRST_BATCH.sum(), tf.float32)
 
 
 def inspect_per_replica_values(devices=None):
     strategy = tf.distribute.MirroredStrategy(devices)
-    distributed_values = _first_batch(strategy)
+    dataset = tf.data.Dataset.from_tensor_slices([10.0, 20.0, 30.0, 40.0]).batch(2)
+    dataset_iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    distributed_values = next(dataset_iterator)
     per_replica_values = strategy.experimental_local_results(distributed_values)
     assert isinstance(per_replica_values, tuple)
-    for value, chunk in zip(per_replica_values, _chunks(strategy), strict=True):
+    for value, chunk in zip(per_replica_values, parts_of(strategy, FIRST_BATCH), strict=True):
         assert_tensor(value, chunk, tf.float32)
 
 
@@ -85,6 +92,7 @@ def created_as_variables(devices=None):
 
 
 EXAMPLES = (
+    created_from_a_distributed_dataset,
     returned_by_run,
     as_input_into_run,
     reduce_value,

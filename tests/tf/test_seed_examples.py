@@ -11,9 +11,14 @@ import pytest
 
 import replicax.tf as tf
 from tests.backend.fresh_process import run_fresh
-from tests.tf import distributed_values_examples, extended_examples, strategy_examples
+from tests.tf import (
+    dataset_examples,
+    distributed_values_examples,
+    extended_examples,
+    strategy_examples,
+)
 
-MODULES = (strategy_examples, distributed_values_examples, extended_examples)
+MODULES = (strategy_examples, distributed_values_examples, extended_examples, dataset_examples)
 EXAMPLES = {
     f"{module.__name__.rpartition('.')[2]}.{example.__name__}": example
     for module in MODULES
@@ -81,6 +86,36 @@ MISPRINTS = (
         "value is one of them",
         "arrays compare element by element, so that membership can only go by identity",
     ),
+    Misprint(
+        "dataset_examples.distribute_a_dataset_of_files",
+        "dataset_ops.Dataset.TFRecordDataset(files)",
+        "tf.data.TFRecordDataset(files).map(parse).batch(GLOBAL_BATCH_SIZE)",
+        "there is no such attribute; records are bytes, and the text says that it is batched",
+    ),
+    Misprint(
+        "dataset_examples.element_spec_as_an_input_signature",
+        "dataset_ops.Dataset.TFRecordDataset(files)",
+        "tf.data.TFRecordDataset(files).map(parse).batch(GLOBAL_BATCH_SIZE)",
+        "the same listing again",
+    ),
+    Misprint(
+        "dataset_examples.datasets_from_a_function",
+        "the loop stands outside the prompt and runs replica_fn, which is undefined",
+        "the loop is the end of train, and runs step_fn",
+        "step_fn would be unused otherwise",
+    ),
+    Misprint(
+        "dataset_examples.datasets_from_a_function",
+        "for batch in ds: over a dataset that repeats for ever",
+        "the loop returns after 3 steps",
+        "train(ds) would never come back",
+    ),
+    Misprint(
+        "dataset_examples.a_simple_custom_training_loop",
+        "my_strategy, dataset, EPOCHS and result are undefined",
+        "a MirroredStrategy, batched rows, 2, and the sum of the input",
+        "undefined names are supplied, elided parts filled in",
+    ),
 )
 
 
@@ -97,11 +132,11 @@ def test_every_example_runs_on_all_devices_of_a_machine_with_gpus(num_devices):
         import replicax
         replicax.set_virtual_devices({num_devices}, kind="GPU")
         import replicax.tf as tf
-        from tests.tf import distributed_values_examples, extended_examples, strategy_examples
+        from tests.tf.test_seed_examples import MODULES
 
         names = tuple(f"GPU:{{i}}" for i in range({num_devices}))
         assert tf.distribute.MirroredStrategy().extended.worker_devices == names
-        for module in (strategy_examples, distributed_values_examples, extended_examples):
+        for module in MODULES:
             for example in module.EXAMPLES:
                 example()
                 print(example.__name__)
@@ -116,9 +151,9 @@ def test_every_example_runs_with_the_two_gpus_that_the_documents_name():
         """
         import replicax
         replicax.set_virtual_devices(2, kind="GPU")
-        from tests.tf import distributed_values_examples, extended_examples, strategy_examples
+        from tests.tf.test_seed_examples import MODULES
 
-        for module in (strategy_examples, distributed_values_examples, extended_examples):
+        for module in MODULES:
             for example in module.EXAMPLES:
                 example(["GPU:0", "GPU:1"])
                 print(example.__name__)

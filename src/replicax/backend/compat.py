@@ -7,14 +7,15 @@ Nothing else in the package imports `jax._src`. Each function here has a test in
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pathlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax._src import cloud_tpu_init, clusters, source_info_util, xla_bridge
 from jax._src import config as jax_config
 from jax._src import core as jax_core
-from jax._src import source_info_util, xla_bridge
 from jax._src.array import ArrayImpl
 from jax._src.config import config_ext
 from jax._src.interpreters import batching
@@ -248,3 +249,40 @@ def has_started() -> bool:
     JAX has no public question for this: every public way to ask starts the backend.
     """
     return xla_bridge.backends_are_initialized()
+
+
+# -- clusters ----------------------------------------------------------------------------------
+# JAX knows how Slurm and TPU slices tell a process its place. It has no public way to ask:
+# `jax.distributed.initialize` uses the answer, but starts the runtime at once.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DetectedProcess:
+    """The place of this process in a job, as the platform that started it says."""
+
+    process_id: int
+    num_processes: int
+
+
+def slurm_process() -> DetectedProcess | None:
+    """The place of this process in its Slurm job step; None if it is not in one."""
+    cluster = clusters.SlurmCluster
+    if not cluster.is_env_present():
+        return None
+    return DetectedProcess(cluster.get_process_id(), cluster.get_process_count())
+
+
+def is_tpu_host() -> bool:
+    """Whether JAX saw TPU chips on this machine when it was imported."""
+    return cloud_tpu_init.running_in_cloud_tpu_vm
+
+
+def gke_tpu_hosts() -> tuple[list[str], int] | None:
+    """The hosts of this process's TPU slice and its place among them, as GKE says.
+
+    None if this is no TPU host, or one that GKE did not set up.
+    """
+    cluster = clusters.GkeTpuCluster
+    if not cluster.is_env_present():
+        return None
+    return cluster._get_worker_list_in_slice(), cluster._get_process_id_in_slice()

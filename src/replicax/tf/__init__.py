@@ -25,7 +25,19 @@ from replicax.context.stack import get_replica_context
 from replicax.core.enums import VariableAggregation, VariableSynchronization
 from replicax.core.spec import TensorSpec, TypeSpec
 from replicax.functions.function import function
-from replicax.tf import compat, config, data, distribute, dtypes, errors, keras, math, nest, nn
+from replicax.tf import (
+    compat,
+    config,
+    data,
+    distribute,
+    dtypes,
+    errors,
+    keras,
+    math,
+    nest,
+    nn,
+    train,
+)
 from replicax.tf.dtypes import (
     bfloat16,
     bool,
@@ -127,6 +139,7 @@ __all__ = [
     "square",
     "stack",
     "subtract",
+    "train",
     "uint16",
     "uint32",
     "uint64",

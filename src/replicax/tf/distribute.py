@@ -1,6 +1,6 @@
 """Names that the documents place under ``tf.distribute``."""
 
-from replicax import experimental
+from replicax import cluster_resolver, experimental
 from replicax.context.replica import ReplicaContext
 from replicax.context.stack import (
     experimental_set_strategy,
@@ -47,6 +47,7 @@ __all__ = [
     "Strategy",
     "StrategyExtended",
     "ValueContext",
+    "cluster_resolver",
     "experimental",
     "experimental_make_numpy_dataset",
     "experimental_set_strategy",

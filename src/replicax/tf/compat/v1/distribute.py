@@ -4,7 +4,7 @@ A strategy has the methods of both spellings; the older ones say once what to
 write instead.
 """
 
-from replicax import experimental
+from replicax import cluster_resolver, experimental
 from replicax.context.replica import ReplicaContext
 from replicax.context.stack import (
     experimental_set_strategy,
@@ -42,6 +42,7 @@ __all__ = [
     "RunOptions",
     "Strategy",
     "StrategyExtended",
+    "cluster_resolver",
     "experimental",
     "experimental_set_strategy",
     "get_loss_reduction",

@@ -1,0 +1,116 @@
+"""The short notation in which Slurm lists hosts and tasks. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+
+from replicax.core.errors import ClusterError
+
+# One name: pieces of plain text and of ranges in brackets, up to a comma outside brackets.
+_HOSTS = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_PIECES = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def expand_hosts(text: str) -> list[str]:
+    """The hosts of a Slurm node list, in its order.
+
+    Raises:
+        ClusterError: If `text` is not such a list.
+
+    Example:
+        >>> expand_hosts("n[1-2],m5,o[08-10]")
+        ['n1', 'n2', 'm5', 'o08', 'o09', 'o10']
+        >>> expand_hosts("r[1-2]n[3,5]")
+        ['r1n3', 'r1n5', 'r2n3', 'r2n5']
+    """
+    names = _HOSTS.findall(text)
+    if not text or ",".join(names) != text:
+        raise _bad_hosts(text)
+    return [host for name in names for host in _expand_name(name, text)]
+
+
+def _expand_name(name: str, text: str) -> list[str]:
+    parts = []
+    for ranges, plain in _PIECES.findall(name):
+        parts.append([plain] if plain else _expand_ranges(ranges, text))
+    return ["".join(chosen) for chosen in itertools.product(*parts)]
+
+
+def _expand_ranges(ranges: str, text: str) -> list[str]:
+    numbers = []
+    for part in ranges.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise _bad_hosts(text)
+        first, last = match[1], match[2] or match[1]
+        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def _bad_hosts(text: str) -> ClusterError:
+    return ClusterError(f"{text!r} is no list of hosts; expected one such as 'n[1-3,7],login0'.")
+
+
+def expand_tasks_per_node(text: str) -> list[int]:
+    """The number of tasks of each node, from Slurm's notation.
+
+    Raises:
+        ClusterError: If `text` is not in that notation.
+
+    Example:
+        >>> expand_tasks_per_node("3(x2),1")
+        [3, 3, 1]
+    """
+    counts = []
+    for part in text.split(","):
+        match = _TASKS.fullmatch(part)
+        if match is None:
+            raise ClusterError(
+                f"{text!r} does not say how many tasks each node has; expected counts such as "
+                "'3(x2),1'."
+            )
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def block_hosts(tasks_per_host: Mapping[str, int]) -> list[str]:
+    """The host of each task when one host is filled after the other.
+
+    Example:
+        >>> block_hosts({"n1": 2, "n2": 1})
+        ['n1', 'n1', 'n2']
+    """
+    return [host for host, count in tasks_per_host.items() for _ in range(count)]
+
+
+def cyclic_hosts(tasks_per_host: Mapping[str, int]) -> list[str]:
+    """The host of each task when the hosts take turns.
+
+    Example:
+        >>> cyclic_hosts({"n1": 2, "n2": 1})
+        ['n1', 'n2', 'n1']
+    """
+    rounds = range(max(tasks_per_host.values(), default=0))
+    return [host for turn in rounds for host, count in tasks_per_host.items() if count > turn]
+
+
+def tasks_by_host(hosts: Sequence[str], counts: Sequence[int]) -> dict[str, int]:
+    """Host to number of tasks.
+
+    Raises:
+        ClusterError: If there are not as many counts as hosts.
+
+    Example:
+        >>> tasks_by_host(["n1", "n2"], [2, 1])
+        {'n1': 2, 'n2': 1}
+    """
+    if len(hosts) != len(counts):
+        raise ClusterError(
+            f"there are {len(hosts)} hosts {list(hosts)} and {len(counts)} counts of tasks "
+            f"{list(counts)}; expected one count for each host."
+        )
+    return dict(zip(hosts, counts, strict=True))
