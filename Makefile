@@ -43,8 +43,10 @@ doctest: $(VENV)/.installed-dev  ## Run the examples in the docstrings of src
 unit: $(VENV)/.installed-dev  ## Run all tests
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
-bench: $(VENV)/.installed-dev  ## Measure the cost of dispatching a step
+bench: $(VENV)/.installed-dev  ## Measure what a step and a batch cost beside hand-written JAX
 	$(BIN)/python benchmarks/dispatch.py
+	$(BIN)/python benchmarks/optimizer.py
+	$(BIN)/python benchmarks/input.py
 
 clean:  ## Remove the environment, caches and build products
 	rm -rf $(VENV) $(ADAPTERS) .pytest_cache .ruff_cache .import_linter_cache .jax_cache build dist

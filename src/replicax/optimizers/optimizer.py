@@ -18,6 +18,7 @@ from replicax.context import stack
 from replicax.core import nest
 from replicax.core.enums import ReduceOp
 from replicax.core.errors import ContextError, VariableError
+from replicax.core.extras import require_extra
 from replicax.optimizers.accumulation import Accumulation
 from replicax.optimizers.gradients import checked_pairs, is_reduced, reduced
 from replicax.optimizers.state import OptimizerState
@@ -33,13 +34,9 @@ def import_optax() -> Any:
     Raises:
         ImportError: If it is not installed; says how to get it.
     """
-    try:
-        import optax
-    except ImportError as error:
-        raise ImportError(
-            "Optimizer needs Optax, which is not installed. Install it with "
-            "pip install 'replicax[optimizers]'."
-        ) from error
+    require_extra("optax", user="Optimizer", extra="optimizers")
+    import optax
+
     return optax
 
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
+from replicax.core.extras import require_extra
 from replicax.input.pipeline import (
     arguments,
     batching,
@@ -75,6 +76,7 @@ class Dataset(metaclass=_DatasetType):
                 f"Dataset got {type(stage).__name__}; make one with Dataset.from_tensor_slices, "
                 "Dataset.from_tensors, Dataset.from_generator or Dataset.range."
             )
+        require_extra("grain", user="data.Dataset", extra="input")
         self._stage = stage
         self._passes = itertools.count()
 
