@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.core.protocols import DIFFERENT
 from replicax.functions import repeating
 
 
@@ -23,9 +24,9 @@ def repeated(monkeypatch):
     def counted(*args):
         repeat = make(*args)
 
-        def call(fn, args, strategy):
-            result = repeat(fn, args, strategy)
-            counts["different" if result is repeating.DIFFERENT else "same"] += 1
+        def call(strategy, args):
+            result = repeat(strategy, args)
+            counts["different" if result is DIFFERENT else "same"] += 1
             return result
 
         return call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 
@@ -20,11 +21,21 @@ class StrategyLike(Protocol):
         ...
 
 
+DIFFERENT: Any = type("Different", (), {"__repr__": lambda self: "DIFFERENT"})()
+"""What `CompiledCallable.repeat` returns for a call that is not the last one again."""
+
+
 class CompiledCallable:
     """A function that compiles itself and can do so for all replicas at once.
 
     No abc.ABC: `isinstance` of one is part of every step, and slow.
+
+    Attributes:
+        repeat: From strategy and arguments to the result of ``run``, if that is the last
+            call again, else to `DIFFERENT`.
     """
+
+    repeat: Callable[[Any, Sequence[Any]], Any]
 
     @abc.abstractmethod
     def run_replicated(

@@ -21,8 +21,24 @@ _writes = itertools.count(1)
 
 
 class _Epoch:
-    number = 0
-    was_read_in_trace = False
+    """The number that tokens are made of.
+
+    Attributes:
+        number: The number.
+        was_read_in_trace: Whether JAX holds the value of a variable since it last changed.
+        is_watched: Whether `advance` has anything to do: there was such a read, or an
+            eager run, since the process began.
+    """
+
+    __slots__ = ("is_watched", "number", "was_read_in_trace")
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.was_read_in_trace = False
+        self.is_watched = False
+
+
+EPOCH = _Epoch()
 
 
 class _Token(threading.local):
@@ -35,14 +51,14 @@ _token = _Token()
 
 def note_traced_read() -> None:
     """Says that JAX is about to remember the value of some variable, under the current token."""
-    _Epoch.was_read_in_trace = True
+    EPOCH.was_read_in_trace = EPOCH.is_watched = True
 
 
 def advance() -> None:
     """Says that some variable has changed."""
-    if _Epoch.was_read_in_trace:
-        _Epoch.was_read_in_trace = False
-        _Epoch.number = next(_writes)
+    if EPOCH.was_read_in_trace:
+        EPOCH.was_read_in_trace = False
+        EPOCH.number = next(_writes)
     if _token.manager is not None and current_frame() is None:  # a trace has a token of its own
         renew()
 
@@ -51,16 +67,17 @@ def renew() -> None:
     """Brings this thread's token up to date, if it has one."""
     if _token.manager is not None:
         _token.manager.__exit__(None, None, None)
-        _token.manager = trace_token(("eager", _token.replica_id, _Epoch.number))
+        _token.manager = trace_token(("eager", _token.replica_id, EPOCH.number))
         _token.manager.__enter__()
 
 
 @contextlib.contextmanager
 def replica_token(replica_id: int) -> Iterator[None]:
     """Marks everything traced here as belonging to one replica of an eager run."""
+    EPOCH.is_watched = True
     outer = _token.replica_id, _token.manager
     _token.replica_id = replica_id
-    _token.manager = trace_token(("eager", replica_id, _Epoch.number))
+    _token.manager = trace_token(("eager", replica_id, EPOCH.number))
     _token.manager.__enter__()
     try:
         yield

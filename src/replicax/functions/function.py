@@ -12,20 +12,17 @@ from typing import Any, overload
 from replicax.backend import compat
 from replicax.context import stack
 from replicax.core.errors import ContextError
-from replicax.core.protocols import CompiledCallable, HostIterable
+from replicax.core.protocols import DIFFERENT, CompiledCallable, HostIterable
 from replicax.execution.cache import function_key
 from replicax.execution.frame import current_frame
 from replicax.execution.host_loop import HostLoopRequired, host_loop
 from replicax.execution.whole_program import provide_compiler
 from replicax.functions import signature
 from replicax.functions.call_site import CallSite, name_of_function
-from replicax.functions.repeating import DIFFERENT
+from replicax.functions.repeating import not_repeated
+from replicax.functions.settings import SETTINGS
 
 _MAX_SITES = 256
-
-
-class _Settings:
-    eagerly = False
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:
@@ -38,7 +35,7 @@ def run_functions_eagerly(run_eagerly: bool) -> None:
         1.0
         >>> rx.run_functions_eagerly(False)
     """
-    _Settings.eagerly = bool(run_eagerly)
+    SETTINGS.run_eagerly = bool(run_eagerly)
 
 
 def functions_run_eagerly() -> bool:
@@ -49,7 +46,7 @@ def functions_run_eagerly() -> bool:
         >>> rx.functions_run_eagerly()
         False
     """
-    return _Settings.eagerly
+    return SETTINGS.run_eagerly
 
 
 provide_compiler(lambda: CallSite(donate=True, is_keyed=True), functions_run_eagerly)
@@ -70,6 +67,7 @@ class Function(CompiledCallable):
             None if input_signature is None else signature.parse_signature(input_signature, name)
         )
         self._site = CallSite(donate=donate)
+        self.repeat = not_repeated
         self._run_sites: dict[Hashable, CallSite] = {}
         self._runs_as_loop = False
         self._methods: dict[int, Function] = {}
@@ -99,7 +97,7 @@ class Function(CompiledCallable):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the compiled function."""
         args, kwargs = self._checked(args, kwargs)
-        if _Settings.eagerly or current_frame() is not None:
+        if SETTINGS.run_eagerly or current_frame() is not None:
             return self.python_function(*args, **kwargs)
         if compat.is_transforming():  # a JAX transformation that we did not start: be part of it
             return self.python_function(*args, **kwargs)
@@ -109,11 +107,11 @@ class Function(CompiledCallable):
         if self._runs_as_loop or _has_host_data(args, kwargs):
             return self._loop(args, kwargs)
         if not kwargs:
-            result = self._site.repeat(self.python_function, args, None)
+            result = self.repeat(None, args)
             if result is not DIFFERENT:
                 return result
         try:
-            return self._site.call(self.python_function, args, kwargs)
+            return self._call(args, kwargs)
         except HostLoopRequired:
             self._runs_as_loop = True
             return self._loop(args, kwargs)
@@ -122,7 +120,7 @@ class Function(CompiledCallable):
         self, strategy: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any
     ) -> Any:
         """Runs the function on every replica of `strategy`; called by ``Strategy.run``."""
-        if _Settings.eagerly or current_frame() is not None:
+        if SETTINGS.run_eagerly or current_frame() is not None:
             return strategy.extended.call_for_each_replica_inline(
                 self.__call__ if self.input_signature is not None else self.python_function,
                 args,
@@ -131,13 +129,13 @@ class Function(CompiledCallable):
             )
         if self.input_signature is not None:
             args, kwargs = self._checked(args, kwargs)
-        if not kwargs and options is None:
-            result = self._site.repeat(self.python_function, args, strategy)
-            if result is not DIFFERENT:
-                return result
-        return self._site.call(
-            self.python_function, args, kwargs, strategy=strategy, options=options
-        )
+        return self._call(args, kwargs, strategy=strategy, options=options)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], **how: Any) -> Any:
+        result = self._site.call(self.python_function, args, kwargs, **how)
+        if self.input_signature is None:  # what it checks would not be checked again
+            self.repeat = self._site.repeat
+        return result
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The program for these arguments, lowered by JAX: ``.as_text()``, ``.compile()``."""
@@ -164,7 +162,7 @@ class Function(CompiledCallable):
         strategy = entry.strategy
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return self._site.call(self.python_function, args, kwargs, strategy=strategy)
+            return self._call(args, kwargs, strategy=strategy)
 
         label = f"the function {name_of_function(self.python_function)!r}"
         return entry.replica_context.together(label, call, (args, kwargs))

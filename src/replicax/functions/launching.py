@@ -15,8 +15,8 @@ from typing import Any
 import jax
 
 from replicax.backend.runahead import RUN_AHEAD
-from replicax.execution import epoch
-from replicax.variables.storage import COUNTS, Storage, store_all
+from replicax.execution.epoch import EPOCH, advance
+from replicax.variables.storage import COUNTS, Storage, set_array
 
 Launch = Callable[[list[Any]], list[jax.Array]]
 """From the arrays of the arguments to the outputs, which may not have been computed yet."""
@@ -46,6 +46,7 @@ def launcher(
     """
     run_ahead, lock, tokens, counts = RUN_AHEAD, RUN_AHEAD.lock, RUN_AHEAD.tokens, COUNTS
     donating = variants[True] if donates else None
+    epoch = EPOCH
     handed_out_seen = -1
 
     def launch(arrays: list[Any]) -> list[jax.Array]:
@@ -69,7 +70,9 @@ def launcher(
                         _await_or_drop(done, token_at)
                 finally:
                     if done:
-                        store_all(written, done[0][0])
+                        # Ctrl-C cannot split this: it is noticed between Python instructions,
+                        # and there are none in it. `any` goes to the end, setting gives None.
+                        any(map(set_array, written, done[0][0]))
                         stored = True
             except Exception:
                 for key in written:
@@ -77,14 +80,14 @@ def launcher(
                 raise
             finally:
                 if done and not stored:  # Ctrl-C came between the two lines above
-                    store_all(written, done[0][0])
+                    any(map(set_array, written, done[0][0]))
             outputs = done[0][1]
             tokens.append(outputs[token_at])
             if program is not donating or strays:
                 _tidy_up(written, strays)
             handed_out_seen = handed_out
-            if written:
-                epoch.advance()
+            if epoch.is_watched and written:
+                advance()
         if run_ahead.settles:
             run_ahead.settle()
         return outputs

@@ -8,27 +8,27 @@ site's key, mostly by identity, in one closure; see `launching` for the reason.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicax.backend import compat
 from replicax.backend.runahead import RUN_AHEAD
 from replicax.context import stack
+from replicax.core.protocols import DIFFERENT
+from replicax.execution import frame
 from replicax.functions import arguments
 from replicax.functions.program import Program, SettingsChanged
+from replicax.functions.settings import SETTINGS
 from replicax.values.distributed import PerReplica
 from replicax.variables.storage import COUNTS
 
-Repeat = Callable[[Any, tuple[Any, ...], Any], Any]
-"""From function, arguments and strategy to the result, or to `DIFFERENT`."""
-
-DIFFERENT: Any = type("Different", (), {"__repr__": lambda self: "DIFFERENT"})()
-"""What a `Repeat` returns for a call that it does not recognise."""
+Repeat = Callable[[Any, Sequence[Any]], Any]
+"""From strategy and arguments to the result, or to `DIFFERENT`."""
 
 _NO_PATH = "by position".__str__
 
 
-def not_repeated(called: Any, args: tuple[Any, ...], on: Any) -> Any:
+def not_repeated(strategy: Any, args: Sequence[Any]) -> Any:
     """The `Repeat` of a call site whose last call must not be repeated."""
     return DIFFERENT
 
@@ -37,10 +37,10 @@ def repeat_of(fn: Any, keys: tuple[Any, ...], strategy: Any, program: Program) -
     """A function that repeats this call, for calls outside every scope with leaves by position.
 
     Args:
-        fn: The function that was called.
+        fn: The function that was called; the call site has no other.
         keys: For each argument its `arguments.leaf_key`.
         strategy: The strategy whose replicas it ran on, or None.
-        program: The program that it found.
+        program: The program that it found, launched once.
 
     Returns:
         `not_repeated` if the call is of a kind that needs a second look every time.
@@ -53,11 +53,19 @@ def repeat_of(fn: Any, keys: tuple[Any, ...], strategy: Any, program: Program) -
     num_args = len(keys)
     launch, finish = program.launch, program.finish
     assert finish is not None  # it has been launched
-    is_outside, array_type = stack.is_outside, compat.ConcreteArray
-    counts, run_ahead = COUNTS, RUN_AHEAD
+    contexts, process = stack.watch()
+    traces = frame.watch()
+    array_type, counts, run_ahead, settings = compat.ConcreteArray, COUNTS, RUN_AHEAD, SETTINGS
 
-    def repeat(called: Any, args: tuple[Any, ...], on: Any) -> Any:
-        if called is not fn or on is not strategy or len(args) != num_args:
+    def repeat(on: Any, args: Sequence[Any]) -> Any:
+        if (
+            on is not strategy
+            or len(args) != num_args
+            or contexts.entries
+            or process.chosen is not None
+            or traces.frame is not None
+            or settings.run_eagerly
+        ):
             return DIFFERENT
         arrays = []
         for index, arg in enumerate(args):  # a strict zip costs more
@@ -75,8 +83,6 @@ def repeat_of(fn: Any, keys: tuple[Any, ...], strategy: Any, program: Program) -
                 arrays.append(arguments.lower(arg, _NO_PATH))
             else:
                 return DIFFERENT
-        if not is_outside():
-            return DIFFERENT
         try:
             for cell, captured in cells:
                 if cell.cell_contents is not captured:

@@ -13,7 +13,7 @@ from replicax.backend import devices
 from replicax.context import stack
 from replicax.core.enums import ReduceOp
 from replicax.core.options import RunOptions
-from replicax.core.protocols import CompiledCallable
+from replicax.core.protocols import DIFFERENT, CompiledCallable
 from replicax.core.value_context import ValueContext
 from replicax.strategies.extended import StrategyExtended
 from replicax.strategies.input_verbs import InputVerbs
@@ -44,7 +44,9 @@ class Strategy(InputVerbs, V1Spelling):
     def __init__(self, extended: StrategyExtended) -> None:
         """Wraps `extended`."""
         self._extended = extended
-        self._has_own_run = type(extended).run is not StrategyExtended.run
+        # A strategy whose `run` does something of its own must be asked every time.
+        has_own_run = type(extended).run is not StrategyExtended.run
+        self._repeatable = () if has_own_run else CompiledCallable
 
     def __repr__(self) -> str:
         names = ", ".join(self.extended.worker_devices)
@@ -129,11 +131,12 @@ class Strategy(InputVerbs, V1Spelling):
             kwargs: Keyword arguments.
             options: How to run it.
         """
-        if not stack.is_outside():
-            stack.require_outside_run(self, "Strategy.run")
-        elif options is None and not self._has_own_run and isinstance(fn, CompiledCallable):
-            # The plainest call of all.
-            return fn.run_replicated(self, tuple(args), kwargs or {}, None)
+        repeatable: Any = fn
+        if options is None and not kwargs and isinstance(repeatable, self._repeatable):
+            result = repeatable.repeat(self, args)
+            if result is not DIFFERENT:
+                return result
+        stack.require_outside_run(self, "Strategy.run")
         return self._extended.run(fn, tuple(args), dict(kwargs or {}), options)
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:

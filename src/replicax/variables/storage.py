@@ -214,13 +214,5 @@ def _own_undistributed(value: Any) -> jax.Array:
     return jax.numpy.asarray(np.array(value, copy=True))
 
 
-_set_array = Storage.array.__set__  # pyright: ignore
-
-
-def store_all(storages: list[Storage], arrays: Iterable[jax.Array]) -> None:
-    """Gives every storage its new array, in one step that Ctrl-C cannot split.
-
-    The loop runs inside the interpreter's C code, which looks for signals only
-    between Python instructions; `any` goes on to the end, because setting gives None.
-    """
-    any(map(_set_array, storages, arrays))
+set_array = Storage.array.__set__  # pyright: ignore
+"""``set_array(storage, array)``; gives None, and is no Python code that Ctrl-C could split."""
