@@ -16,6 +16,9 @@ array(10., dtype=float32)
 
 from replicax import cluster_resolver, data, experimental, metrics, optimizers, random, testing
 from replicax.backend.devices import set_virtual_devices
+from replicax.checkpoint.checkpoint import Checkpoint
+from replicax.checkpoint.manager import CheckpointManager
+from replicax.checkpoint.options import CheckpointOptions
 from replicax.context.replica import ReplicaContext
 from replicax.context.stack import (
     experimental_set_strategy,
@@ -66,6 +69,9 @@ from replicax.variables.variable import Variable
 __version__ = "0.1.0"
 
 __all__ = [
+    "Checkpoint",
+    "CheckpointManager",
+    "CheckpointOptions",
     "CrossDeviceOps",
     "DefaultStrategy",
     "DistributedDataset",

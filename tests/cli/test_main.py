@@ -18,8 +18,9 @@ def test_help_lists_every_subcommand_with_one_line(option: str):
     result = _invoke(option)
     assert result.exit_code == 0
     assert result.output.startswith("Usage: ")
+    lines = [line.strip().partition(" ") for line in result.output.splitlines()]
     for name, row in SUBCOMMANDS.items():
-        assert f"{name}  {row.short_help}" in result.output
+        assert (name, row.short_help) in [(first, rest.strip()) for first, _, rest in lines]
 
 
 @pytest.mark.parametrize("option", ["-V", "--version"])

@@ -50,6 +50,14 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         short_help="Train a small model on virtual devices and show the result.",
         extra="demo",
     ),
+    "doctor": Subcommand(
+        target="replicax.cli.doctor:doctor",
+        short_help="Show versions, devices and the cluster, and look for what would fail.",
+    ),
+    "launch": Subcommand(
+        target="replicax.cli.launch:launch",
+        short_help="Start several workers that run one program, and watch them.",
+    ),
 }
 
 

@@ -12,6 +12,7 @@ type that a user would catch anyway. Some are defined where they are raised::
     ├── UnknownDeviceError (ValueError)      a device that does not exist, or exists twice
     ├── ClusterError (ValueError)            a cluster, task or address that cannot be right
     ├── ClusterPlatformError (RuntimeError)  the platform does not tell who is in the cluster
+    │   └── PlatformApiError                 its HTTP API answers with an error
     ├── VariableError (ValueError)           creation or assignment that cannot be right
     ├── DistributedValueError (ValueError)   a per-replica value in the wrong place
     ├── PerReplicaUseError (TypeError)       a per-replica value used as if it were one array
@@ -30,6 +31,11 @@ type that a user would catch anyway. Some are defined where they are raised::
     ├── SignatureError (ValueError)          arguments that do not match an ``input_signature``
     ├── MetricError (ValueError)             a metric got values that do not fit each other
     ├── LossError (ValueError)               a loss that cannot be scaled, or is scaled already
+    ├── CheckpointMismatchError (ValueError)  saved values that do not fit the objects they are for
+    ├── DamagedCheckpointError (ValueError)  a checkpoint that is incomplete or was changed
+    ├── CheckpointNotFoundError (FileNotFoundError)  a path without a checkpoint
+    ├── CheckpointObjectError (TypeError)    an object that a checkpoint cannot save
+    ├── UnmatchedValuesError (AssertionError)  saved values, or objects, that are left over
     └── CheckError (AssertionError)          a check of ``replicax.testing`` found a difference
 """
 

@@ -123,6 +123,8 @@ class _Shared:
             while True:
                 self._ready.get_nowait()
         self._ready.put(_END)  # wakes whoever waits for a value
+        # The traceback of an error holds the iterator, whose end the finalizer waits for.
+        self._last = None
 
     def wait_for_room(self) -> bool:
         """Waits until another batch is wanted; False if none ever will be."""
@@ -138,13 +140,14 @@ class _Shared:
         """Waits for what comes next; an error or the end comes again and again."""
         if self._is_closed:
             return _END
-        if self._last is None:
-            kind, item = self._ready.get()
-            if kind == "value":
+        taken = self._last
+        if taken is None:
+            taken = self._ready.get()
+            if taken[0] == "value":
                 self._room.put(None)
-                return kind, item
-            self._last = kind, item
-        return self._last
+            else:
+                self._last = taken
+        return taken
 
 
 class ReadAhead(Preparing):

@@ -7,16 +7,29 @@ the only writer.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from replicax.variables.variable import Variable
 
 _live: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
+_observer: Callable[[Variable], None] | None = None
+
+
+def observe(observer: Callable[[Variable], None] | None) -> None:
+    """Calls `observer` with every new variable, maybe more than once; None ends that.
+
+    There is one at most: `checkpoint.awaiting`, while saved values wait for variables.
+    """
+    global _observer
+    _observer = observer
 
 
 def register(variable: Variable) -> None:
     """Lists a new variable; listing it again changes nothing."""
     _live[id(variable)] = variable
+    if _observer is not None:
+        _observer(variable)
 
 
 def live_variables(strategy: Any) -> list[Variable]:

@@ -41,11 +41,13 @@ class Files(Stage):
         names: The files.
         read: Reads one of them.
         num_parallel_reads: How many files are read in turns.
+        relatives: Files of the same kind that others read, if this is a part of them.
     """
 
     names: tuple[str, ...]
     read: Reader
     num_parallel_reads: int = 1
+    relatives: tuple[str, ...] = ()
 
     @property
     def is_indexed(self) -> bool:
@@ -70,7 +72,11 @@ class Files(Stage):
     def of_files(self, files: tuple[str, ...]) -> Stage:
         """The same over some files; those of another reader are left out."""
         mine = set(self.names)
-        return dataclasses.replace(self, names=tuple(name for name in files if name in mine))
+        return dataclasses.replace(
+            self,
+            names=tuple(name for name in files if name in mine),
+            relatives=self.relatives or self.names,
+        )
 
     def build(self, epoch: int) -> Any:
         """Opens the files as their turn comes."""
@@ -96,8 +102,8 @@ class Files(Stage):
         return TensorSpec((), object)
 
     def find_example(self) -> elements.Element:
-        """The first that is found."""
-        for name in self.names:
+        """The first that is found, for a part without elements among all files."""
+        for name in (*self.names, *self.relatives):
             for element in self._elements(name):
                 return element
         return elements.blank(self.spec)

@@ -1,0 +1,1 @@
+"""Saves the state of a program, and restores it into any number of replicas."""

@@ -1,0 +1,99 @@
+"""Arrays on disk, through Orbax: the only module that names it.
+
+An array over several devices is written once, by whoever has its parts, and read
+straight onto the devices it is for. Orbax is an optional dependency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.backend import placement
+from replicax.core.extras import require_extra
+
+Tree = Mapping[str, Mapping[str, Any]]
+"""Arrays by group and key."""
+
+
+def import_orbax() -> Any:
+    """Orbax, which is an optional dependency.
+
+    Raises:
+        ImportError: If it is not installed; says how to get it.
+    """
+    require_extra("orbax", user="Checkpoint", extra="checkpoint")
+    import orbax.checkpoint
+
+    return orbax.checkpoint
+
+
+def write_arrays(path: Path, tree: Tree) -> Callable[[], None]:
+    """Begins to write arrays to the folder `path`.
+
+    Returns when everything has been copied from the devices.
+
+    Returns:
+        A function that waits until all is written, and raises if it could not be.
+    """
+    ocp = import_orbax()
+    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+    try:
+        checkpointer.save(path, args=ocp.args.PyTreeSave({k: dict(v) for k, v in tree.items()}))
+    except BaseException:
+        checkpointer.close()
+        raise
+
+    def finish() -> None:
+        try:
+            checkpointer.wait_until_finished()
+        finally:
+            checkpointer.close()
+
+    return finish
+
+
+def read_arrays(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Reads some of the arrays in the folder `path`.
+
+    Args:
+        path: Where they are.
+        wanted: By group and key: the sharding that the array is for, or None for a
+            NumPy array.
+
+    Returns:
+        The arrays; those over several devices share no buffer with anybody.
+    """
+    if not any(wanted.values()):
+        return {group: {} for group in wanted}
+    ocp = import_orbax()
+
+    def how(sharding: Any) -> Any:
+        if sharding is None:
+            return ocp.RestoreArgs(restore_type=np.ndarray)
+        return ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding)
+
+    asked = {group: keys for group, keys in wanted.items() if keys}
+    restore_args = {g: {k: how(s) for k, s in keys.items()} for g, keys in asked.items()}
+    item = {g: dict.fromkeys(keys, 0) for g, keys in asked.items()}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        read = checkpointer.restore(
+            path,
+            args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True),
+        )
+    return {
+        group: {key: _owned(array) for key, array in read.get(group, {}).items()}
+        for group in wanted
+    }
+
+
+def _owned(array: Any) -> Any:
+    """`array` with buffers of its own: on CPU all copies are views of one that was read."""
+    if not isinstance(array, jax.Array):
+        return np.asarray(array)
+    parts = [placement.own_copy(shard.data, shard.device) for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)

@@ -1,0 +1,92 @@
+"""Looks into a checkpoint without any objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from replicax.checkpoint import files
+from replicax.checkpoint.arrays import read_arrays
+from replicax.checkpoint.checkpoint import PathLike
+from replicax.checkpoint.entries import COPIES, GROUPS, VALUES, VariableEntry
+from replicax.checkpoint.errors import CheckpointNotFoundError
+from replicax.checkpoint.latest import latest_checkpoint
+
+
+class CheckpointReader:
+    """The variables of one checkpoint, by key.
+
+    Args:
+        path: The checkpoint, or a folder whose latest one is meant.
+
+    Example:
+        >>> import tempfile
+        >>> import replicax as rx
+        >>> from replicax.checkpoint.checkpoint import Checkpoint
+        >>> path = Checkpoint(w=rx.Variable([1.0, 2.0])).write(f"{tempfile.mkdtemp()}/saved")
+        >>> reader = CheckpointReader(path)
+        >>> reader.get_variable_to_shape_map()
+        {'w': [2]}
+        >>> reader.get_tensor("w")
+        array([1., 2.], dtype=float32)
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        """Reads what the checkpoint says of itself, and checks its files."""
+        self._path = Path(path).absolute()
+        if not files.is_complete(self._path):
+            self._path = Path(latest_checkpoint(self._path) or self._path)
+        manifest = files.read_manifest(self._path)
+        files.verify(self._path, manifest)
+        records = manifest["records"]
+        self._records = {k: r for k, r in records.items() if r["kind"] == VariableEntry.kind}
+
+    def has_tensor(self, name: str) -> bool:
+        """Whether there is a variable with this key."""
+        return name in self._records
+
+    def get_variable_to_shape_map(self) -> dict[str, list[int]]:
+        """The shapes, by key."""
+        return {key: list(record["shape"]) for key, record in self._records.items()}
+
+    def get_variable_to_dtype_map(self) -> dict[str, np.dtype]:
+        """The dtypes, by key."""
+        return {key: np.dtype(record["dtype"]) for key, record in self._records.items()}
+
+    def get_tensor(self, name: str) -> np.ndarray:
+        """The value of a variable; with aggregation=NONE its copies, in front a dim for them.
+
+        Raises:
+            CheckpointNotFoundError: If there is no such variable.
+        """
+        record = self._records.get(name)
+        if record is None:
+            raise CheckpointNotFoundError(
+                f"the checkpoint {self._path} has no variable {name!r}; it has "
+                f"{sorted(self._records)}."
+            )
+        shape = record["shape"] if record["has_value"] else [record["copies"], *record["shape"]]
+        if 0 in shape:
+            return np.zeros(shape, np.dtype(record["dtype"]))
+        group = VALUES if record["has_value"] else COPIES
+        wanted = {each: {name: None} if each == group else {} for each in GROUPS}
+        return read_arrays(self._path / files.ARRAYS, wanted)[group][name]
+
+
+def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
+    """A reader of a checkpoint, or of the latest in a folder."""
+    return CheckpointReader(ckpt_dir_or_file)
+
+
+def list_variables(ckpt_dir_or_file: PathLike) -> list[tuple[str, list[int]]]:
+    """Key and shape of every variable of a checkpoint, or of the latest in a folder.
+
+    Example:
+        >>> import tempfile
+        >>> import replicax as rx
+        >>> from replicax.checkpoint.checkpoint import Checkpoint
+        >>> list_variables(Checkpoint(w=rx.Variable(1.0)).write(f"{tempfile.mkdtemp()}/saved"))
+        [('w', [])]
+    """
+    return sorted(CheckpointReader(ckpt_dir_or_file).get_variable_to_shape_map().items())

@@ -1,0 +1,204 @@
+"""Gives saved values to objects: all that fit, or none.
+
+Every difference is found before anything is overwritten. Values whose objects do not
+exist yet are kept on the host, and given when the objects are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from replicax.backend.runahead import RUN_AHEAD
+from replicax.checkpoint import awaiting, files
+from replicax.checkpoint.arrays import read_arrays
+from replicax.checkpoint.entries import (
+    GROUPS,
+    Arrays,
+    Entry,
+    Record,
+    Source,
+    StateEntry,
+    VariableEntry,
+    all_sources,
+)
+from replicax.checkpoint.errors import CheckpointMismatchError, mismatch
+from replicax.variables.storage import Storage
+
+Find = Callable[[], dict[str, Entry]]
+
+
+class Restoration:
+    """What one ``restore`` gave to objects, and what it still has for later ones.
+
+    Attributes:
+        path: The checkpoint.
+        unused: The records that no object has taken.
+        num_given: How many values objects have got.
+        is_partial: Whether the user expects that some stay unused.
+    """
+
+    def __init__(
+        self, path: Path, find: Find, counter: Mapping[str, Entry], counter_key: str
+    ) -> None:
+        """Reads `path` and restores what there is.
+
+        Args:
+            path: The checkpoint.
+            find: Gives the entries of the objects as they are at the moment.
+            counter: The entry of the counter of saves; empty to leave it alone.
+            counter_key: Its key; a checkpoint need not have it.
+
+        Raises:
+            CheckpointNotFoundError: If there is no checkpoint at `path`.
+            DamagedCheckpointError: If it is incomplete or was changed.
+            CheckpointMismatchError: If it does not fit; lists every difference.
+        """
+        self.path = path
+        self.is_partial = False
+        self.num_given = 0
+        self._find = find
+        manifest = files.read_manifest(path)
+        records = {
+            key: manifest["records"][target] for key, target in manifest["aliases"].items()
+        } | manifest["records"]
+        self._same = {key: manifest["aliases"].get(key, key) for key in records}
+        self.unused: dict[str, Record] = dict(records)
+        entries = find()
+        if counter_key in records and counter:
+            entries = {**entries, **counter}
+        else:
+            self.unused.pop(counter_key, None)
+        self._check(entries)
+        files.verify(path, manifest)
+        self._kept: Arrays = {}
+        self._restore(entries, self._read(entries))
+        self._kept = self._read_unused()
+        if self.unused:
+            awaiting.watch_for(self)
+
+    # -- now -----------------------------------------------------------------------------------
+
+    def _check(self, entries: Mapping[str, Entry]) -> None:
+        differences = []
+        for key, entry in entries.items():
+            if key not in self.unused:
+                differences.append(f"{key}: missing in the checkpoint")
+                continue
+            differences += [f"{key}: {text}" for text in entry.differences(self.unused[key])]
+        if differences:
+            raise mismatch(str(self.path), differences)
+
+    def _read(self, entries: Mapping[str, Entry]) -> Arrays:
+        wanted = {
+            key: entry.sources(self._same[key], self.unused[key]) for key, entry in entries.items()
+        }
+        return self._load([source for sources in wanted.values() for source in sources])
+
+    def _read_unused(self) -> Arrays:
+        wanted = [all_sources(self._same[key], record) for key, record in self.unused.items()]
+        return self._load([source for sources in wanted for source in sources])
+
+    def _load(self, sources: list[Source]) -> dict[str, dict[str, Any]]:
+        wanted: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+        empty: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+        for source in sources:
+            if 0 in source.shape:  # such an array is not written
+                empty[source.group][source.name] = np.zeros(source.shape, np.dtype(source.dtype))
+            else:
+                wanted[source.group][source.name] = source.sharding
+        read = read_arrays(self.path / files.ARRAYS, wanted)
+        return {group: read[group] | empty[group] for group in GROUPS}
+
+    def _restore(self, entries: Mapping[str, Entry], arrays: Arrays) -> None:
+        """Gives the values; objects that may refuse theirs first, and undone if one does."""
+        states = {key: entry for key, entry in entries.items() if isinstance(entry, StateEntry)}
+        before = {key: entry.get() for key, entry in states.items()}
+        changed: list[str] = []
+        for key, entry in states.items():
+            try:
+                changed.append(key)
+                entry.restore(self._same[key], self.unused[key], arrays)
+            except Exception as error:
+                for other in changed:
+                    states[other].set(before[other])
+                text = f"{key}: {type(entry.owner).__name__} refused its state: {error}"
+                raise mismatch(str(self.path), [text]) from error
+        with RUN_AHEAD.lock:  # no step of another thread sees some old values and some new ones
+            for key, entry in entries.items():
+                if key not in states:
+                    entry.restore(self._same[key], self.unused[key], arrays)
+        for key in entries:
+            del self.unused[key]
+        self.num_given += len(entries)
+
+    # -- later ---------------------------------------------------------------------------------
+
+    def give_to(self, storage: Storage) -> None:
+        """Gives its value to the variable of `storage`, and to others that nobody has used.
+
+        Raises:
+            CheckpointMismatchError: If it does not fit the variable of `storage`.
+        """
+        fitting = {}
+        for key, entry in self._find().items():
+            if key not in self.unused or not isinstance(entry, VariableEntry):
+                continue
+            own = entry.variable._storage
+            if own is storage:
+                self._check({key: entry})
+            if own is storage or (
+                awaiting.is_unused(own) and not entry.differences(self.unused[key])
+            ):
+                fitting[key] = entry
+        self._give(fitting)
+
+    def give_out(self, *, to_assigned: bool = False) -> None:
+        """Gives values that were kept to objects that have been attached since.
+
+        Args:
+            to_assigned: Whether variables get theirs that were assigned in the meantime.
+
+        Raises:
+            CheckpointMismatchError: If an object does not fit, or was assigned before it
+                was attached.
+        """
+        found = self._find()
+        entries = {key: entry for key, entry in found.items() if key in self.unused}
+        late = [] if to_assigned else [key for key, e in entries.items() if _was_assigned(e)]
+        if late:
+            raise CheckpointMismatchError(
+                f"variables {late} were assigned before they were attached to the checkpoint, so "
+                f"their values in {self.path} could not be given to them. Attach them before they "
+                "are assigned, or restore again."
+            )
+        self._check(entries)
+        self._give(entries)
+
+    def _give(self, entries: Mapping[str, Entry]) -> None:
+        if entries:
+            self._restore(entries, self._kept)
+        if not self.unused:
+            self.end()
+
+    def look_for_unsaved(self) -> list[str]:
+        """Keys of objects that the checkpoint had nothing for."""
+        return sorted(key for key in self._find() if key not in self._same)
+
+    def expect_partial(self) -> None:
+        """Goes on as long as somebody holds it, and says nothing about what stays unused."""
+        self.is_partial = True
+        if self.unused:
+            awaiting.watch_for(self, weakly=True)
+
+    def end(self) -> None:
+        """Keeps no values any more."""
+        awaiting.end_watch_for(self)
+        self._kept = {}
+
+
+def _was_assigned(entry: Entry) -> bool:
+    return isinstance(entry, VariableEntry) and not awaiting.is_unassigned(entry.variable._storage)
