@@ -216,52 +216,84 @@ def test_pipelines_of_a_function_leave_nothing(two, paths, before, buffer_size):
 # -- a consumer that is killed -------------------------------------------------------------------
 
 
-class Consumer(threading.Thread):
-    """Takes steps until it is killed, and says how many it has taken."""
+class Gate:
+    """Stops whoever passes number 40 for the first time, until it is opened."""
 
-    def __init__(self, dataset):
+    def __init__(self):
+        self._reached = threading.Event()
+        self._opened = threading.Event()
+
+    def __call__(self, x):
+        if int(x) == 40 and not self._reached.is_set():
+            self.stop()
+        return x
+
+    def stop(self):
+        self._reached.set()
+        assert self._opened.wait(WAIT_SECONDS)
+
+    def kill(self, thread):
+        """Kills `thread` while the gate is closed.
+
+        Never at any moment: in this Python a thread that is killed while it starts another
+        one waits for ever, because the exception may reach the other one instead.
+        """
+        assert self._reached.wait(WAIT_SECONDS)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
+        )
+        self._opened.set()
+        thread.join(WAIT_SECONDS)
+        assert not thread.is_alive()
+        assert thread.died_of is SystemExit
+
+
+class Consumer(threading.Thread):
+    """Takes steps until it is killed."""
+
+    def __init__(self, dataset, stop=None):
         super().__init__()
         self._dataset = dataset
-        self._changed = threading.Condition()
-        self._num_taken = 0
+        self._stop_at_seventh = stop
         self.died_of = None
 
     def run(self):
         try:
             while True:
-                for value in self._dataset:
+                for step, value in enumerate(self._dataset):
                     del value
-                    with self._changed:
-                        self._num_taken += 1
-                        self._changed.notify_all()
+                    if step == 7 and self._stop_at_seventh is not None:
+                        self._stop_at_seventh()
         except BaseException as error:
             self.died_of = type(error)
         finally:
             del self._dataset
 
-    def kill_after(self, count):
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._num_taken >= count, WAIT_SECONDS)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(self.ident), ctypes.py_object(SystemExit)
-        )
-        self.join(WAIT_SECONDS)
-        assert not self.is_alive()
-        assert self.died_of is SystemExit
-
 
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 @pytest.mark.parametrize("name", PIPELINES)
-def test_killing_the_thread_that_consumes_leaves_nothing(two, paths, before, name, buffer_size):
+def test_killing_the_consumer_in_its_loop_leaves_nothing(two, paths, before, name, buffer_size):
     dataset = two.distribute_dataset(PIPELINES[name](paths, unchanged), options(buffer_size))
-    for count in (1, 7):
-        consumer = Consumer(dataset)
-        consumer.start()
-        consumer.kill_after(count)
-        del consumer
-        before.assert_nothing_is_left(paths)
+    gate = Gate()
+    consumer = Consumer(dataset, gate.stop)
+    consumer.start()
+    gate.kill(consumer)
+    before.assert_nothing_is_left(paths)
     assert next(iter(dataset)) is not None  # the dataset is as good as new
-    del dataset
+
+
+@pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
+@pytest.mark.parametrize("name", MAPPED)
+def test_killing_the_consumer_while_a_batch_is_being_made_leaves_nothing(
+    two, paths, before, name, buffer_size
+):
+    gate = Gate()
+    dataset = two.distribute_dataset(PIPELINES[name](paths, gate), options(buffer_size))
+    consumer = Consumer(dataset)
+    consumer.start()
+    gate.kill(consumer)
+    before.assert_nothing_is_left(paths)
+    assert next(iter(dataset)) is not None
 
 
 # -- errors --------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pathlib
 import tempfile
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
@@ -20,6 +20,7 @@ from replicax.input.source import IndexedSource
 from tests.input.pipelines import Cluster
 from tests.input.programs import (
     LIMIT,
+    Program,
     assert_same_batches,
     batch_sizes,
     batches_read,
@@ -45,16 +46,23 @@ epochs = st.integers(0, 2)
 def chunk_sizes(size, num_replicas):
     """Contiguous chunks of ceil(size / num_replicas), counted one example after another."""
     sizes = [0] * num_replicas
-    for example in range(size):
-        sizes[example // -(-size // num_replicas)] += 1
+    for number in range(size):
+        sizes[number // -(-size // num_replicas)] += 1
     return sizes
 
 
 # -- the parts of all are the batch of one ------------------------------------------------------
 
 
-@settings(quick, max_examples=60)
+# Whatever else is drawn: shuffles, that all workers must do alike in every pass.
+SHUFFLED = Program("dataset", 45, 10, examples=(("shuffle", 9),), batches=(("shuffle", 2),))
+SHUFFLED_BY_GRAIN = Program("grain", 45, 10, examples=(("shuffle", 9), ("random map", 3)))
+
+
+@settings(quick, max_examples=90)
 @given(programs(), workers, replicas, epochs, counts)
+@example(SHUFFLED, 3, 2, 1, 1)
+@example(SHUFFLED_BY_GRAIN, 2, 2, 1, 0)
 def test_the_parts_of_all_workers_and_replicas_are_the_batch_of_one_worker(
     program, num_workers, per_worker, epoch, start
 ):
@@ -196,7 +204,7 @@ def resumed(program, layout, state, buffer_size):
     return together(now), together(later)
 
 
-@settings(quick, max_examples=50)
+@settings(quick, max_examples=40)
 @given(
     programs(),
     epochs,
@@ -206,6 +214,8 @@ def resumed(program, layout, state, buffer_size):
     st.sampled_from([0, 1, 3]),
     st.sampled_from([0, 1, 3]),
 )
+@example(SHUFFLED, 1, 3, (1, 4), (3, 2), 3, 0)
+@example(SHUFFLED_BY_GRAIN, 2, 2, (2, 2), (1, 3), 0, 3)
 def test_a_state_continues_identically_under_any_number_of_workers_and_replicas(
     program, epoch, position, saved_by, restored_by, buffer_size, later_buffer_size
 ):
@@ -256,7 +266,7 @@ class Folder:
         return reader(self.paths).map(lambda line: np.int32(line)).batch(batch_size, drop_remainder)
 
 
-@settings(quick, max_examples=40)
+@settings(quick, max_examples=30)
 @given(
     file_sizes,
     st.sampled_from(["text", "records"]),
