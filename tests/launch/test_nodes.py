@@ -223,17 +223,6 @@ def test_a_node_that_does_not_fit_is_told_why_and_the_right_one_is_still_let_in(
     assert any(reason in notice for notice in leader.notices)
 
 
-def test_a_second_node_of_the_same_number_is_refused(start):
-    leader = start(0, num_nodes=3)
-    first, second = start(1, num_nodes=3), start(1, num_nodes=3)
-    third = start(2, num_nodes=3)
-    ends = [node.end() for node in (leader, first, second, third)]
-    refused = [node for node in (first, second) if node.error is not None]
-    assert len(refused) == 1
-    assert "there is a node 1 already" in str(refused[0].error)
-    assert ends[0].code == ends[3].code == 0
-
-
 def test_one_who_cannot_prove_itself_gets_nothing_but_a_challenge(start):
     leader = start(0, token=b"the token of the job")
     address = (start.coordinator.host, start.coordinator.port)
