@@ -7,6 +7,7 @@ error in it is raised where the batch would have been taken.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import queue
 import threading
@@ -62,9 +63,9 @@ def prepared(items: Iterator[HostStep], place: Place, *, buffer_size: int) -> Pr
 class Preparing(Iterator[Any]):
     """An iterator of placed values that can be closed."""
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Closes what is read; the end of the iteration."""
-        raise NotImplementedError
 
 
 class InTurn(Preparing):
