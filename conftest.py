@@ -25,6 +25,9 @@ FOREIGN_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "K
 
 THREAD_GRACE_SECONDS = 2.0
 
+# Set by tests/multiprocess for the workers of a cluster that run the same tests together.
+IN_CLUSTER = "REPLICAX_TEST_CLUSTER" in os.environ
+
 MAX_MAPS = 20_000
 
 # Compiled programs, shared by the workers, by the processes that tests start and by later runs:
@@ -47,11 +50,14 @@ for name, setting in COMPILATION_CACHE.items():
     os.environ.setdefault(name.upper(), str(setting))
     jax.config.update(name, setting)
 jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", NUM_CPU_DEVICES)  # before any backend starts
+if not IN_CLUSTER:
+    jax.config.update("jax_num_cpu_devices", NUM_CPU_DEVICES)  # before any backend starts
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Starts the backend and ends the run if it does not have the devices."""
+    if IN_CLUSTER:
+        return  # the strategy joins the other workers first, and then starts it
     try:
         num_devices = jax.device_count()
     except RuntimeError as error:

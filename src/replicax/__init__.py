@@ -61,6 +61,7 @@ from replicax.strategies.cross_device_ops import (
 from replicax.strategies.default import DefaultStrategy
 from replicax.strategies.extended import StrategyExtended
 from replicax.strategies.mirrored import MirroredStrategy
+from replicax.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from replicax.strategies.one_device import OneDeviceStrategy
 from replicax.values.distributed import DistributedValues, Mirrored, PerReplica
 from replicax.variables.creation import variable_creator_scope
@@ -84,6 +85,7 @@ __all__ = [
     "InputReplicationMode",
     "Mirrored",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "Optimizer",

@@ -2,10 +2,11 @@
 
 import pytest
 
+from replicax.backend import workers
 from replicax.core import notices
 from tests.contracts.executors import EXECUTORS
 from tests.contracts.fixtures import distributed_of, each_of, execute, many_of, two  # noqa: F401
-from tests.contracts.strategies import STRATEGIES
+from tests.contracts.strategies import IN_CLUSTER, STRATEGIES
 
 strategy = each_of(STRATEGIES)
 distributed = each_of(distributed_of(STRATEGIES))
@@ -31,6 +32,28 @@ def compiled(request):
 def eager():
     """The executor that calls the function once per replica."""
     return EXECUTORS["eager"]
+
+
+OVER_STRATEGIES = {"strategy", "distributed", "many", "in_place"}
+
+
+def pytest_collection_modifyitems(items):
+    """Of a cluster's workers, the tests that run over strategies; the others need no cluster."""
+    if IN_CLUSTER:
+        items[:] = [item for item in items if OVER_STRATEGIES & set(item.fixturenames)]
+
+
+@pytest.fixture(autouse=IN_CLUSTER)
+def together(request, monkeypatch):
+    """The workers of a cluster begin each test together, also after one of them failed."""
+    group = workers.require()
+    exchange = group.exchange
+
+    def of_test(what, message, *, channel="main"):
+        return exchange(what, message, channel=f"{request.node.nodeid}/{channel}")
+
+    monkeypatch.setattr(group, "exchange", of_test)
+    group.exchange("the start of a test", None)
 
 
 @pytest.fixture

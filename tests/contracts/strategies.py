@@ -4,6 +4,7 @@ A new row is tested without writing a test: give the strategy a name and a
 factory. Factories make a new strategy each time where that is possible.
 """
 
+import os
 from collections.abc import Callable
 
 import replicax as rx
@@ -24,6 +25,17 @@ def num_copies(strategy: rx.Strategy) -> int:
     return len(strategy.extended.parameter_devices)
 
 
+def multi_worker() -> rx.MultiWorkerMirroredStrategy:
+    """All workers of the cluster that run this suite together."""
+    return rx.MultiWorkerMirroredStrategy(communication_options=TEST_OPTIONS)
+
+
+# A worker of a test cluster may be slow on a busy machine, and is no less alive for it.
+TEST_OPTIONS = rx.experimental.CommunicationOptions(timeout_seconds=60)
+
+IN_CLUSTER = "REPLICAX_TEST_CLUSTER" in os.environ
+"""Whether this process is one of several workers that run the suite together."""
+
 STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
     "default": rx.get_strategy,
     "one_device": lambda: rx.OneDeviceStrategy("CPU:1"),
@@ -34,3 +46,6 @@ STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
     "central_2": lambda: central(2),
     "central_3": lambda: central(3),
 }
+
+if IN_CLUSTER:
+    STRATEGIES = {"multi_worker": multi_worker}

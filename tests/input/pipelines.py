@@ -136,15 +136,15 @@ class Cluster:
         ]
 
     def _asker(self, worker):
-        def any_worker(answer):
+        def exchange(what, message):
             self.num_asked[worker] += 1
-            self._answers[worker] = answer
+            self._answers[worker] = message
             self._barrier.wait()
-            result = any(self._answers)
+            answers = list(self._answers)
             self._barrier.wait()
-            return result
+            return answers
 
-        return any_worker
+        return exchange
 
     def run(self, work):
         """``work(topology)`` on every worker at once; the results, in the order of workers."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from replicax.cluster.addresses import Address, free_port
+from replicax.cluster.wire import MAX_MESSAGE_BYTES, Connection
 from replicax.core.errors import ClusterError, ClusterPlatformError
 from replicax.launch import job_token
 from replicax.launch.follower import Follower
@@ -21,7 +22,6 @@ from replicax.launch.plan import Job
 from replicax.launch.restart import RestartLimits
 from replicax.launch.run import Observer, Run
 from replicax.launch.summary import Summary
-from replicax.launch.wire import MAX_MESSAGE_BYTES, Connection
 from tests.launch.programs import WAIT_SECONDS, program
 
 LIMITS = RestartLimits(max_restarts=1, backoff_seconds=0.0)

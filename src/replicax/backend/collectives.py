@@ -36,12 +36,15 @@ class Reduction:
         on_replica: The replica whose device adds everything, or None for an
             all-reduce.
         accumulate: Adds the list of all replicas' values, only with `on_replica`.
+        ordered: Whether every device adds all values in the order of the replicas, so
+            that the bits do not depend on how the replicas are spread over workers.
     """
 
     num_packs: int = 1
     bytes_per_pack: int = 0
     on_replica: int | None = None
     accumulate: Callable[[list[jax.Array]], jax.Array] | None = None
+    ordered: bool = False
 
     def with_bytes_per_pack(self, bytes_per_pack: int) -> Reduction:
         """The same with another pack size; 0 leaves it as it is."""
@@ -124,6 +127,9 @@ def _by_bytes(indices: list[int], arrays: list[jax.Array], limit: int) -> list[l
 
 
 def _sum_over_replicas(array: jax.Array, reduction: Reduction) -> jax.Array:
+    if reduction.ordered:
+        gathered = lax.all_gather(array, REPLICA_AXIS)
+        return functools.reduce(jnp.add, [gathered[i] for i in range(gathered.shape[0])])
     if reduction.on_replica is None:
         return lax.psum(array, REPLICA_AXIS)
     gathered = lax.all_gather(array, REPLICA_AXIS)

@@ -7,20 +7,21 @@ Nothing else in the package imports `jax._src`. Each function here has a test in
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import pathlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax._src import cloud_tpu_init, clusters, source_info_util, xla_bridge
+from jax._src import cloud_tpu_init, clusters, distributed, source_info_util, xla_bridge
 from jax._src import config as jax_config
 from jax._src import core as jax_core
 from jax._src.array import ArrayImpl
 from jax._src.config import config_ext
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
-from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib import _jax, xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.state.types import AbstractRef
 from jax.extend import core as jex_core
 
@@ -65,6 +66,13 @@ def is_staging() -> bool:
 def is_transforming() -> bool:
     """Whether any JAX transformation at all is open on this thread."""
     return not isinstance(jax_core.trace_ctx.trace, jax_core.EvalTrace)
+
+
+@contextlib.contextmanager
+def outside_traces() -> Iterator[None]:
+    """As if no trace were open: programs can be compiled and launched in here."""
+    with jax_core.eval_context(), jax_config.eager_constant_folding(False):
+        yield
 
 
 def concretely() -> contextlib.AbstractContextManager[Any]:
@@ -286,3 +294,60 @@ def gke_tpu_hosts() -> tuple[list[str], int] | None:
     if not cluster.is_env_present():
         return None
     return cluster._get_worker_list_in_slice(), cluster._get_process_id_in_slice()
+
+
+# -- several processes -------------------------------------------------------------------------
+# `jax.distributed.initialize` starts the coordination service inside process 0, so that losing
+# process 0 ends everyone. A launcher that outlives the workers can have it instead; then process 0
+# only connects, which has no public spelling. Nor has the client, which tells who is alive and
+# carries small messages between the processes.
+
+
+def start_coordination_service(
+    address: str, num_processes: int, *, heartbeat_seconds: int, shutdown_seconds: int
+) -> Any:
+    """A coordination service for `num_processes` that call `connect_to_coordination`."""
+    return _jax.get_distributed_runtime_service(
+        address,
+        num_processes,
+        heartbeat_timeout=heartbeat_seconds,
+        shutdown_timeout=shutdown_seconds,
+        recoverable=True,
+    )
+
+
+def connect_to_coordination(
+    address: str,
+    num_processes: int,
+    process_id: int,
+    *,
+    heartbeat_seconds: int,
+    start_seconds: int,
+) -> None:
+    """What `jax.distributed.initialize` does in a process that does not host the service."""
+    state = distributed.global_state
+    state.coordinator_address = address
+    state.process_id = process_id
+    state.num_processes = num_processes
+    state.client = _jax.get_distributed_runtime_client(
+        address,
+        process_id,
+        init_timeout=start_seconds,
+        use_compression=True,
+        heartbeat_timeout=heartbeat_seconds,
+    )
+    state.client.connect()
+    state.initialize_preemption_sync_manager()
+
+
+def coordination_client() -> Any:
+    """The connection of this process to the coordination service; None before there is one."""
+    return distributed.global_state.client
+
+
+def forget_coordination() -> None:
+    """Leaves without saying goodbye, which would end the process where the service is gone."""
+    state = distributed.global_state
+    for item in (state.preemption_sync_manager, state.client, state.service):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))  # its destructor says goodbye too
+    state.preemption_sync_manager = state.client = state.service = None

@@ -37,6 +37,26 @@ class ReplicaMesh:
         """How many replicas there are."""
         return len(self.devices)
 
+    @functools.cached_property
+    def local_replicas(self) -> range:
+        """The replicas whose devices this process has; they follow one another."""
+        ids = [i for i, device in enumerate(self.devices) if _is_local(device)]
+        return range(ids[0], ids[-1] + 1) if ids else range(0)
+
+    @functools.cached_property
+    def local_devices(self) -> tuple[Device, ...]:
+        """The devices of `local_replicas`."""
+        return self.devices[self.local_replicas.start : self.local_replicas.stop]
+
+    @functools.cached_property
+    def spans_workers(self) -> bool:
+        """Whether other processes have some of the devices."""
+        return len(self.local_replicas) < len(self.devices)
+
+    def local_index(self, replica_id: int) -> int:
+        """Which of the local replicas a replica is."""
+        return replica_id - self.local_replicas.start
+
     @property
     def is_default(self) -> bool:
         """Whether it is just the one device that JAX uses for everything anyway.
@@ -47,6 +67,10 @@ class ReplicaMesh:
             return False
         default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
         return self.devices[0] == (jax.local_devices()[0] if default is None else default)
+
+
+def _is_local(device: Device) -> bool:
+    return device.process_index == device.client.process_index()
 
 
 @functools.cache

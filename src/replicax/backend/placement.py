@@ -88,25 +88,31 @@ def own_copy(value: Any, device: Device) -> jax.Array:
 
 
 def replicate(value: Any, mesh: ReplicaMesh) -> jax.Array:
-    """One array with a copy of its own on every device of the mesh."""
-    copies = [own_copy(value, device) for device in mesh.devices]
+    """One array with a copy of its own on every device of the mesh.
+
+    Where other processes have some of the devices, each of them brings its own copies.
+    """
+    copies = [own_copy(value, device) for device in mesh.local_devices]
     return joined(copies, copies[0].shape, mesh, mesh.replicated)
 
 
 def joined(
     parts: Sequence[jax.Array], shape: tuple[int, ...], mesh: ReplicaMesh, layout: NamedSharding
 ) -> jax.Array:
-    """One array of `shape` out of one-device arrays, one on each device of the mesh."""
+    """One array of `shape` out of one-device arrays, one on each local device of the mesh."""
     if mesh.is_default:
         return compat.uncommitted(parts[0])
     return jax.make_array_from_single_device_arrays(shape, layout, parts)
 
 
 def assemble(components: Sequence[Any], mesh: ReplicaMesh) -> jax.Array:
-    """One array of equal-shaped components: concatenated on dim 0, scalars stacked."""
+    """One array of equal-shaped components: concatenated on dim 0, scalars stacked.
+
+    Takes the components of the local replicas, which are all unless there are other processes.
+    """
     placed = [
         _on_device(component, device)
-        for component, device in zip(components, mesh.devices, strict=True)
+        for component, device in zip(components, mesh.local_devices, strict=True)
     ]
     shape = placed[0].shape
     if not shape:
@@ -124,8 +130,8 @@ def _on_device(value: Any, device: Device) -> jax.Array:
 
 
 def mirror(copies: Sequence[jax.Array], mesh: ReplicaMesh) -> jax.Array:
-    """One replicated array out of equal one-device arrays, one on each device."""
-    placed = [jax.device_put(c, d) for c, d in zip(copies, mesh.devices, strict=True)]
+    """One replicated array out of equal one-device arrays, one on each local device."""
+    placed = [jax.device_put(c, d) for c, d in zip(copies, mesh.local_devices, strict=True)]
     return jax.make_array_from_single_device_arrays(placed[0].shape, mesh.replicated, placed)
 
 

@@ -37,6 +37,7 @@ class EagerSession:
         mesh: Their devices.
         threads: Their threads.
         reduction: How values are added.
+        shared: Arrays that are one object for all replicas, by their ``id``.
     """
 
     def __init__(
@@ -48,10 +49,13 @@ class EagerSession:
         self.threads = threads
         self.reduction = reduction
         self._mirrored: dict[int, tuple[jax.Array, Mirrored]] = {}
+        self.shared: dict[int, jax.Array] = {}
 
     def remember(self, value: Any) -> Any:
-        """Notes the copies of every mirrored leaf, so that they can be recognised later."""
+        """Notes what is the same on all replicas, so that it can be recognised later."""
         for leaf in nest.flatten(value)[0]:
+            if isinstance(leaf, jax.Array):
+                self.shared[id(leaf)] = leaf
             if isinstance(leaf, Mirrored):
                 self._mirrored.update({id(copy): (copy, leaf) for copy in leaf.values})
         return value
@@ -70,10 +74,12 @@ class EagerSession:
     def _hold(self, payloads: list[Any]) -> list[Any]:
         fn = payloads[0][0]
         grouped = [(args, kwargs) for _, args, kwargs in payloads]
-        args, kwargs = regroup(grouped, self.mesh, find_mirrored=self.find_mirrored)
+        args, kwargs = regroup(
+            grouped, self.mesh, find_mirrored=self.find_mirrored, shared=self.shared
+        )
         with stack.entered(stack.Entry(self.strategy, stack.Mode.MERGE)):
             result = self.remember(fn(*args, **kwargs))
-        return [select(result, replica_id) for replica_id in range(self.mesh.num_replicas)]
+        return [select(result, replica_id) for replica_id in self.mesh.local_replicas]
 
 
 class EagerPeers:
@@ -129,11 +135,13 @@ class EagerPeers:
         session = self._session
 
         def gather(value: Any) -> tuple[Mirrored, PerReplica]:
-            parts = [np.shape(part)[axis] for part in _components(value, session.mesh)]
-            starts = [sum(parts[:replica]) for replica in range(len(parts))]
-            whole = gather_leaf(value, axis, session.mesh)
-            mirrored = Mirrored(session.mesh, array=placement.replicate(whole, session.mesh))
-            return mirrored, PerReplica(session.mesh, components=starts)
+            mesh = session.mesh
+            sizes = [shape[axis] for shape in _shapes(value, mesh)]
+            starts = [sum(sizes[:replica]) for replica in mesh.local_replicas]
+            whole = gather_leaf(value, axis, mesh)
+            mirrored = Mirrored(mesh, array=placement.replicate(whole, mesh))
+            shapes = [()] * mesh.num_replicas
+            return mirrored, PerReplica(mesh, components=starts, shapes=shapes)
 
         def meet(value: Any) -> tuple[jax.Array, int]:
             return session.merge("all_gather", gather, (value,), {})
@@ -156,8 +164,10 @@ class EagerPeers:
         return gathered(array) if compat.is_transforming() else meet(array)[0]
 
 
-def _components(value: Any, mesh: ReplicaMesh) -> Sequence[Any]:
-    return value.values if isinstance(value, PerReplica) else [value] * mesh.num_replicas
+def _shapes(value: Any, mesh: ReplicaMesh) -> Sequence[Any]:
+    if isinstance(value, PerReplica):
+        return value.shapes
+    return [np.shape(value)] * mesh.num_replicas
 
 
 def require_concrete(call: str, *, under_grad: bool = True) -> None:

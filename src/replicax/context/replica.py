@@ -110,7 +110,9 @@ class ReplicaContext:
         self._require_current("devices")
         devices = self._strategy.extended.worker_devices
         replica_id = self.replica_id_in_sync_group
-        return (devices[replica_id],) if isinstance(replica_id, int) else devices
+        if not isinstance(replica_id, int):
+            return devices
+        return (devices[self._strategy.extended.mesh.local_index(replica_id)],)
 
     def merge_call(
         self,

@@ -13,6 +13,8 @@ type that a user would catch anyway. Some are defined where they are raised::
     ├── ClusterError (ValueError)            a cluster, task or address that cannot be right
     ├── ClusterPlatformError (RuntimeError)  the platform does not tell who is in the cluster
     │   └── PlatformApiError                 its HTTP API answers with an error
+    ├── WorkerLostError (RuntimeError)       another worker has gone, or did not come in time
+    ├── WorkersDifferError (RuntimeError)    the workers do not run the same program
     ├── VariableError (ValueError)           creation or assignment that cannot be right
     ├── DistributedValueError (ValueError)   a per-replica value in the wrong place
     ├── PerReplicaUseError (TypeError)       a per-replica value used as if it were one array
@@ -74,6 +76,23 @@ class ClusterError(ReplicaxError, ValueError):
 
 class ClusterPlatformError(ReplicaxError, RuntimeError):
     """The platform that should know the cluster is not there, or does not answer."""
+
+
+class WorkerLostError(ReplicaxError, RuntimeError):
+    """Another worker has gone, or did not reach an operation of all workers in time.
+
+    Attributes:
+        workers: The ranks of the missing workers, as far as they are known.
+    """
+
+    def __init__(self, message: str, workers: tuple[int, ...] = ()) -> None:
+        """An error that names the missing `workers`."""
+        super().__init__(message)
+        self.workers = workers
+
+
+class WorkersDifferError(ReplicaxError, RuntimeError):
+    """The workers do not do the same, so that an operation of all of them would hang or drift."""
 
 
 class VariableError(ReplicaxError, ValueError):

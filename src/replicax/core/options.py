@@ -70,6 +70,9 @@ class CommunicationOptions:
             packs all small values of one type together.
         timeout_seconds: How long a collective may take, where that can be limited.
         implementation: Which library carries the collectives.
+        deterministic: Whether values of different replicas are added in the order of
+            the replicas, so that the same global batch gives the same bits however the
+            replicas are spread over workers. Costs memory for the values of all replicas.
 
     Example:
         >>> CommunicationOptions(bytes_per_pack=1 << 20).bytes_per_pack
@@ -79,6 +82,7 @@ class CommunicationOptions:
     bytes_per_pack: int = 0
     timeout_seconds: float | None = None
     implementation: CommunicationImplementation = CommunicationImplementation.AUTO
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         """Checks the values."""

@@ -151,9 +151,10 @@ class ReplicaThreads:
         [42, 42]
     """
 
-    def __init__(self, num_replicas: int) -> None:
-        """Prepares `num_replicas` threads; they start with the first run."""
-        self._replicas = [_Replica(replica_id) for replica_id in range(num_replicas)]
+    def __init__(self, num_replicas: int, first_id: int = 0) -> None:
+        """Prepares `num_replicas` threads, of replicas from `first_id` on; the first run starts."""
+        ids = range(first_id, first_id + num_replicas)
+        self._replicas = [_Replica(replica_id) for replica_id in ids]
         self._busy = threading.Lock()
         self._caller: int | None = None
         weakref.finalize(self, _close, self._replicas)
@@ -213,7 +214,7 @@ class ReplicaThreads:
                 replica.release()
             elif replica.state == "running":  # the caller was interrupted while it ran
                 replica.abandon()
-                self._replicas[index] = _Replica(index)
+                self._replicas[index] = _Replica(replica.replica_id)
 
     def meet(self, label: str, meeting: Meeting, *, payload: Any) -> Any:
         """Called by a replica: waits for the others, then returns its part of the meeting.

@@ -164,7 +164,7 @@ class CallSite:
                     "Create them once: outside the function, or the first time only "
                     "(if self.v is None: self.v = Variable(...))."
                 )
-        return Program(traced, donate=self._donate)
+        return Program(traced, name=name_of_function(fn), donate=self._donate)
 
     def _warn_of_retraces(self, key: Any, fn: Callable[..., Any]) -> None:
         if len(self._programs) >= RETRACES_BEFORE_WARNING and self._last_key is not None:

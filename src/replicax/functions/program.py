@@ -8,6 +8,7 @@ wrap the results.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from replicax.backend import compat, placement
+from replicax.backend import compat, placement, workers
 from replicax.backend.mesh import ReplicaMesh
 from replicax.backend.runahead import RUN_AHEAD
 from replicax.core import nest
@@ -29,6 +30,7 @@ from replicax.execution.varying import refuse_repeated_writes
 from replicax.functions.arguments import PassedThrough
 from replicax.functions.launching import launcher
 from replicax.values.distributed import Mirrored, PerReplica
+from replicax.variables.consistency import digest
 from replicax.variables.storage import COUNTS, Storage
 
 _LARGEST_TOKEN = 4096
@@ -166,14 +168,15 @@ def initial_values(traced: TracedFunction, arrays: Sequence[Any]) -> None:
     first = len(traced.jaxpr.outvars) - len(pending)
     jaxpr = traced.jaxpr.replace(outvars=traced.jaxpr.outvars[first:])
 
-    def compute(state: list[Any], arrays: Sequence[Any]) -> Any:
-        values = compat.eval_jaxpr(jaxpr, traced.consts, *state, *arrays)
+    def compute(consts: list[Any], state: list[Any], arrays: Sequence[Any]) -> Any:
+        values = compat.eval_jaxpr(jaxpr, consts, *state, *arrays)
         return jnp.zeros((), jnp.int32), values
 
     mesh = traced.mesh
     shardings = None if mesh is None else mesh.replicated
     state = [_state_or_zeros(key) for key in traced.frame.entered]
-    values = RUN_AHEAD.launch(jax.jit(compute, out_shardings=shardings), state, list(arrays))
+    program = jax.jit(compute, out_shardings=shardings)
+    values = RUN_AHEAD.launch(program, list(traced.consts), state, list(arrays))
     for variable, value in zip(pending, values, strict=True):
         variable._storage.set_value(placement.one_device(value) if mesh is not None else value)
 
@@ -202,6 +205,17 @@ def _token_among(outputs: Sequence[Any], jaxpr: Any) -> int:
         if variable in computed and variable.aval.size <= _LARGEST_TOKEN:
             return index
     return len(outputs)
+
+
+def _captured(array: jax.Array) -> Storage:
+    """An array over several workers that the function captured: JAX wants it as an input."""
+    storage = Storage("a captured value", array.shape, array.dtype)
+    storage.array = array
+    return storage
+
+
+def _is_global(array: Any) -> bool:
+    return isinstance(array, jax.Array) and not array.is_fully_addressable
 
 
 class SettingsChanged(Exception):
@@ -233,12 +247,14 @@ class Program:
         freed_seen: What `is_alive` goes by: how many variables had gone when it last looked.
     """
 
-    def __init__(self, traced: TracedFunction, *, donate: bool) -> None:
-        """Prepares `traced`; compilation happens at the first launch."""
+    def __init__(self, traced: TracedFunction, *, name: str, donate: bool) -> None:
+        """Prepares `traced`, of a function of this `name`; the first launch compiles it."""
+        self._name = name
         written = set(traced.frame.written)
         state = [key for key in traced.frame.entered if isinstance(key, Storage)]
         self._written = [key for key in state if key in written]
-        self._read = [key for key in state if key not in written]
+        captured = {i: _captured(c) for i, c in enumerate(traced.consts) if _is_global(c)}
+        self._read = [key for key in state if key not in written] + list(captured.values())
         self._structure = traced.structure
         self._results = traced.results
         self.returns_arguments = any(
@@ -247,7 +263,7 @@ class Program:
         )
         self._donate = donate
         self.mesh = traced.mesh
-        replay, out_shardings, token_at = self._prepare(traced)
+        replay, out_shardings, token_at = self._prepare(traced, captured)
         self._variants = _Variants(
             replay,
             out_shardings=out_shardings,
@@ -268,14 +284,17 @@ class Program:
             ],
         )
 
-    def _prepare(self, traced: TracedFunction) -> tuple[Callable[..., Any], Any, int]:
+    def _prepare(
+        self, traced: TracedFunction, captured: dict[int, Storage]
+    ) -> tuple[Callable[..., Any], Any, int]:
         order = {key: index for index, key in enumerate([*self._written, *self._read])}
         positions = [order[key] for key in traced.frame.entered if isinstance(key, Storage)]
         outputs_of = {key: index for index, key in enumerate(traced.frame.written)}
         written_at = [outputs_of[key] for key in self._written]
         num_written = len(written_at)
         last = num_written + traced.num_outputs
-        jaxpr, consts = traced.jaxpr, traced.consts
+        jaxpr, consts = traced.jaxpr, list(enumerate(traced.consts))
+        captured_at = {index: order[key] for index, key in captured.items()}
         token_at = _token_among(jaxpr.outvars[num_written:last], jaxpr)
         has_token = token_at < traced.num_outputs
 
@@ -286,7 +305,8 @@ class Program:
             if settings.setdefault("first", compat.trace_settings()) != compat.trace_settings():
                 raise SettingsChanged
             state = [*written, *read]
-            outs = compat.eval_jaxpr(jaxpr, consts, *(state[i] for i in positions), *arrays)
+            values = [state[captured_at[i]] if i in captured_at else c for i, c in consts]
+            outs = compat.eval_jaxpr(jaxpr, values, *(state[i] for i in positions), *arrays)
             new = [outs[index] for index in written_at]
             token = [] if has_token else [jnp.zeros((), jnp.int32)]
             return new, outs[num_written:last] + token
@@ -330,10 +350,36 @@ class Program:
 
     def run(self, arrays: list[Any]) -> Any:
         """One step: launches the program and makes the result of the function."""
+        if self.finish is None and self.mesh is not None and self.mesh.spans_workers:
+            self._agree_with_other_workers(arrays)
         outputs = self.launch(arrays)
         if self.finish is None:
             self.finish = self._finisher(outputs)
         return self.finish(outputs)
+
+    def _agree_with_other_workers(self, arrays: list[Any]) -> None:
+        """Raises where the workers would launch different programs, which would hang.
+
+        Compiles first, so that no worker waits in a collective for the compiler of another.
+        """
+        lowered = self.lowered(arrays)
+        lowered.compile()
+        program = hashlib.blake2b(lowered.as_text().encode(), digest_size=16).hexdigest()
+        names = [key.name for key in (*self._written, *self._read)]
+        group = workers.require()
+        group.agree(
+            f"the program of {self._name}",
+            [names, program],
+            "All workers must compile the same steps in the same order, with the same constants "
+            "and shapes. Look for code that depends on the worker.",
+        )
+        here = [array for array in arrays if not _is_global(array)]
+        group.agree(
+            f"what is passed to every replica of {self._name}",
+            [digest(array) for array in here],
+            "An argument that is no per-replica value must be the same on all workers. Pass "
+            "strategy.reduce(...) of it, or a per-replica value.",
+        )
 
     def _finisher(self, outputs: list[jax.Array]) -> Callable[[list[jax.Array]], Any]:
         """How outputs like these become the result."""

@@ -178,6 +178,10 @@ class DistributedDataset(HostIterable, Iterable[Any]):
                     self._step_type = StepType.of(step)
                 yield step
 
+    def knows_type(self) -> bool:
+        """Whether it is known what a step looks like; for the library."""
+        return self._step_type is not None
+
     def can_be_empty(self) -> bool:
         """Whether a step without examples is possible; for the library."""
         return self._step_type is None or self._step_type.can_be_empty

@@ -86,6 +86,11 @@ class GlobalBatches(Reading):
     def _has_own_stream(self) -> bool:
         return self._plan.reads is Reads.ITS_OWN_STREAM
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the worker computes its part of batches that all know."""
+        return self._plan.reads is Reads.ITS_PART
+
     def expected_type(self) -> StepType | None:
         """The type of a step, if the source knows its specs."""
         spec = self._source.element_spec

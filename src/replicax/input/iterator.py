@@ -9,6 +9,7 @@ from replicax.context import stack
 from replicax.core.errors import ContextError, InputStateError, OutOfRangeError
 from replicax.core.protocols import HostIterable
 from replicax.execution.host_loop import enter_host_code
+from replicax.input import agreement
 from replicax.input.prefetch import Preparing
 from replicax.input.steps import Reading
 from replicax.input.topology import InputTopology
@@ -96,11 +97,13 @@ class DistributedIterator(HostIterable, Iterator[Any]):
         if self._has_ended:
             raise StopIteration
         values = self._next_if_any()
-        if not self._goes_on(bool(values)):
+        if self._dataset.topology.exchange is not None and not self._dataset.reading.is_shared:
+            values = self._agreed(values)
+        if not values:
             self.close()
             raise StopIteration
         self._position += 1
-        return values[0] if values else self._dataset.empty_value()
+        return values[0]
 
     def _next_if_any(self) -> list[Any]:
         """The next value in a list, which is empty at the end."""
@@ -115,14 +118,25 @@ class DistributedIterator(HostIterable, Iterator[Any]):
             self._drop_pass()
             raise
 
-    def _goes_on(self, has_value: bool) -> bool:
-        """Whether there is another step, on which all workers agree."""
-        any_worker = self._dataset.topology.any_worker
-        if any_worker is None:
-            return has_value
-        if self._dataset.can_be_empty():
-            return any_worker(has_value)
-        return not any_worker(not has_value)
+    def _agreed(self, values: list[Any]) -> list[Any]:
+        """The next value as all workers together know it, in a list; empty at the end of all.
+
+        A worker that has none left goes on with empty ones while others have some.
+        """
+        exchange = self._dataset.topology.exchange
+        assert exchange is not None
+        can_be_empty = self._dataset.can_be_empty()
+        has_data = [can_be_empty, bool(values)]
+        if not values and can_be_empty and self._dataset.knows_type():
+            values = [self._dataset.empty_value()]
+        known = [agreement.shapes_here(value) for value in values]
+        rows = exchange("the next step of a dataset", [has_data, known])
+        data = [has for (_, has), _ in rows]
+        if not (any(data) if all(can for (can, _), _ in rows) else all(data)):
+            return []
+        if not values:
+            values = [self._dataset.empty_value()]  # raises: nothing tells what it looks like
+        return [agreement.with_shapes(values[0], [known[0] for _, known in rows])]
 
     def _drop_pass(self) -> None:
         preparing, self._preparing = self._preparing, None

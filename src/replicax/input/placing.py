@@ -155,7 +155,9 @@ def distribute_batch(batch: Any, mesh: ReplicaMesh) -> Any:
         return batch
     leaves, structure = splitting.leaves_of(batch)
     splitting.require_one_size(batch, leaves)
-    replicas = range(mesh.num_replicas)
+    local = mesh.local_replicas
     split = BatchSplit.of(leaves[0].shape[0], num_replicas=mesh.num_replicas)
-    shares = [divided(leaf, split.sizes, replicas) for leaf in leaves]
+    if mesh.spans_workers:
+        leaves = [leaf[split.slice_of(local)] for leaf in leaves]
+    shares = [divided(leaf, split.sizes, local) for leaf in leaves]
     return Placer(mesh, owns_batches=False)(HostStep(structure, shares))

@@ -133,6 +133,11 @@ class Reading(abc.ABC):
     owns_batches: bool = False
 
     @property
+    def is_shared(self) -> bool:
+        """Whether every worker knows the steps of all, so that there is nothing to agree on."""
+        return False
+
+    @property
     def element_spec(self) -> Any | None:
         """A nest of specs of what a step gives, or None if only reading can tell."""
         return None

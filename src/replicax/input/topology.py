@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,8 +20,9 @@ class InputTopology:
         worker_id: Which of them this is.
         replicas_per_worker: How many replicas each of them feeds; worker w feeds the
             replicas from ``w * replicas_per_worker`` on.
-        any_worker: Whether the given answer is True on any worker. Every worker calls
-            it at the same step. None: there is no other worker to ask.
+        exchange: ``exchange(what, message)`` gives the messages of all workers, plain values
+            for JSON, by worker. Every worker calls it at the same step. None: there is no
+            other worker to ask.
 
     Example:
         >>> InputTopology(num_workers=2, worker_id=1, replicas_per_worker=4).local_replicas
@@ -30,7 +32,9 @@ class InputTopology:
     num_workers: int = 1
     worker_id: int = 0
     replicas_per_worker: int = 1
-    any_worker: Callable[[bool], bool] | None = dataclasses.field(default=None, compare=False)
+    exchange: Callable[[str, Any], list[Any]] | None = dataclasses.field(
+        default=None, compare=False
+    )
 
     @property
     def num_replicas(self) -> int:

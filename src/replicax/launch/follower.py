@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from replicax.cluster.addresses import Address
+from replicax.cluster.wire import Connection
 from replicax.core.errors import ClusterPlatformError
 from replicax.launch import handshake
 from replicax.launch.interruption import Interruption
@@ -15,7 +16,6 @@ from replicax.launch.nodes import StartCoordination, own_addresses
 from replicax.launch.outcome import Ending, Outcome
 from replicax.launch.plan import Layout
 from replicax.launch.restart import Decision, RestartPolicy
-from replicax.launch.wire import Connection
 
 _TURN_SECONDS = 0.1
 _RETRY_SECONDS = 0.25

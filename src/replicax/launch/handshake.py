@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import secrets
 
+from replicax.cluster.wire import Connection
 from replicax.core.errors import ClusterError, ClusterPlatformError
 from replicax.launch import job_token
-from replicax.launch.wire import Connection
 
 SECONDS = 10.0
 _LEADER = "leader"

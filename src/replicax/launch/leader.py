@@ -14,6 +14,7 @@ from typing import Any
 
 from replicax.cluster import addresses
 from replicax.cluster.addresses import Address
+from replicax.cluster.wire import Connection
 from replicax.core.errors import ClusterError, ClusterPlatformError
 from replicax.launch import handshake
 from replicax.launch.interruption import Interruption
@@ -21,7 +22,6 @@ from replicax.launch.nodes import StartCoordination, check_one_interface, own_ad
 from replicax.launch.outcome import Ending, Outcome, combine
 from replicax.launch.plan import Layout
 from replicax.launch.restart import Decision, RestartPolicy
-from replicax.launch.wire import Connection
 
 _TURN_SECONDS = 0.1
 

@@ -267,15 +267,16 @@ class StrategyExtended(Replication, ExtendedInput):
         strategy = self._container_strategy
         results = []
         if current_frame() is not None:
-            own_args, own_kwargs = select((args, kwargs), 0)
+            own_args, own_kwargs = select((args, kwargs), self.mesh.local_replicas.start)
             with stack.entered(stack.Entry(strategy, stack.Mode.UPDATE)):
                 result = call(copies[0], own_args, own_kwargs)
             for index in range(len(places)):
                 results.append(nest.map_leaves(lambda leaf, i=index: component_of(leaf, i), result))
         else:
             session = UpdateSession(len(places))
+            first = self.mesh.local_replicas.start
             for index, device in enumerate(places):
-                own_args, own_kwargs = select((args, kwargs), index)
+                own_args, own_kwargs = select((args, kwargs), first + index)
                 entry = stack.Entry(strategy, stack.Mode.UPDATE, copy_id=index, update=session)
                 with stack.entered(entry), jax.default_device(device):
                     results.append(call(copies[index + 1], own_args, own_kwargs))

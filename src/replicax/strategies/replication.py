@@ -113,8 +113,8 @@ class Replication:
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The device of each replica."""
-        return tuple(devices.device_name(device) for device in self.mesh.devices)
+        """The device of each replica of this worker."""
+        return tuple(devices.device_name(device) for device in self.mesh.local_devices)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ class Replication:
         """Creates a variable for code in this strategy's scope, on the devices asked for."""
         asked = asked_devices()
         strategy = self._container_strategy
-        if asked is None or asked == self.mesh.devices:
+        if asked is None or asked == self.mesh.local_devices:
             return build_variable(mesh=self.mesh, strategy=strategy, **options)
         if len(asked) == 1:
             return build_variable(home=asked[0], strategy=strategy, **options)
@@ -243,15 +243,15 @@ class Replication:
     def _run_on_threads(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        strategy, mesh = self._container_strategy, self.mesh
+        strategy, mesh, local = self._container_strategy, self.mesh, self.mesh.local_replicas
         if self._threads is None:
-            self._threads = ReplicaThreads(mesh.num_replicas)
+            self._threads = ReplicaThreads(len(local), local.start)
         session = EagerSession(strategy, mesh, self._threads, self.reduction)
         session.remember((args, kwargs))
-        contexts = [
-            ReplicaContext.of(strategy, EagerPeers(session, replica_id))
-            for replica_id in range(mesh.num_replicas)
-        ]
+        contexts = {
+            replica_id: ReplicaContext.of(strategy, EagerPeers(session, replica_id))
+            for replica_id in local
+        }
         surroundings = compat.capture_thread_state()
 
         def task(replica_id: int) -> Any:
@@ -266,12 +266,18 @@ class Replication:
                 return fn(*own_args, **own_kwargs)
 
         try:
-            results = self._threads.run([lambda i=i: task(i) for i in range(mesh.num_replicas)])
+            results = self._threads.run([lambda i=i: task(i) for i in local])
         finally:
-            for context in contexts:
+            for context in contexts.values():
                 context.end()
         arguments = {id(leaf) for leaf in nest.flatten((args, kwargs))[0]}
-        return regroup(results, mesh, find_mirrored=session.find_mirrored, arguments=arguments)
+        return regroup(
+            results,
+            mesh,
+            find_mirrored=session.find_mirrored,
+            arguments=arguments,
+            shared=session.shared,
+        )
 
     # -- values ------------------------------------------------------------------------------
 
@@ -295,13 +301,13 @@ class Replication:
             return (value,)
         return tuple(
             nest.map_leaves(lambda leaf, i=i: component_of(leaf, i), value)
-            for i in range(self.num_replicas_in_sync)
+            for i in range(len(self.mesh.local_replicas))
         )
 
     def values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """One value per replica."""
         count = self.num_replicas_in_sync
-        values = [value_fn(ValueContext(i, count)) for i in range(count)]
+        values = [value_fn(ValueContext(i, count)) for i in self.mesh.local_replicas]
         return nest.transpose(values, lambda leaves: PerReplica(self.mesh, components=leaves))
 
     def distribute_batch(self, batch: Any) -> Any:
@@ -310,7 +316,7 @@ class Replication:
 
 
 def component_of(leaf: Any, index: int) -> Any:
-    """What one replica has of a leaf."""
+    """What one of this worker's replicas has of a leaf."""
     return leaf.values[index] if isinstance(leaf, DistributedValues) else leaf  # pyright: ignore
 
 

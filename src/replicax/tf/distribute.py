@@ -25,6 +25,7 @@ from replicax.strategies.cross_device_ops import (
 from replicax.strategies.extended import StrategyExtended
 from replicax.strategies.input_verbs import experimental_make_numpy_dataset
 from replicax.strategies.mirrored import MirroredStrategy
+from replicax.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from replicax.strategies.one_device import OneDeviceStrategy
 from replicax.values.distributed import DistributedValues
 
@@ -38,6 +39,7 @@ __all__ = [
     "InputOptions",
     "InputReplicationMode",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "ReduceOp",

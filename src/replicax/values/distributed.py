@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from replicax.backend import compat, placement
+from replicax.backend import compat, placement, workers
 from replicax.backend.mesh import ReplicaMesh
-from replicax.core.errors import DistributedValueError, PerReplicaUseError
+from replicax.core.errors import DistributedValueError, PerReplicaUseError, TraceError
 from replicax.core.nest import NestLeaf
 from replicax.values.operators import ArrayOperators, RefusedOperators
 
@@ -84,7 +84,15 @@ class PerReplica(RefusedOperators, DistributedValues):
         mesh: The devices of the replicas.
     """
 
-    __slots__ = ("__weakref__", "_components", "_packed", "_shapes", "_type_key", "mesh")
+    __slots__ = (
+        "__weakref__",
+        "_components",
+        "_dtype",
+        "_packed",
+        "_shapes",
+        "_type_key",
+        "mesh",
+    )
 
     mesh: ReplicaMesh
 
@@ -95,20 +103,23 @@ class PerReplica(RefusedOperators, DistributedValues):
         components: Sequence[Any] | None = None,
         packed: jax.Array | None = None,
         shapes: Sequence[Shape] | None = None,
+        dtype: Any = None,
     ) -> None:
         """Holds `components`, or `packed`: one array, concatenated on dim 0, scalars stacked.
 
         Args:
             mesh: The devices of the replicas.
-            components: One value per replica.
+            components: One value for each replica of this worker.
             packed: One array, divided among the replicas on dim 0. Where the
                 true shapes differ it is padded to the largest.
-            shapes: With `packed`: the true shape of each component.
+            shapes: The true shape of each component, of all workers; needed with `packed`.
+            dtype: Of `components`, where it is known without asking other workers.
         """
         self.mesh = mesh
         self._components = None if components is None else tuple(components)
         self._packed = packed
         self._shapes = None if shapes is None else tuple(map(tuple, shapes))
+        self._dtype = dtype
         self._type_key: Any = None
 
     @classmethod
@@ -124,6 +135,7 @@ class PerReplica(RefusedOperators, DistributedValues):
             value._components = None
             value._packed = packed
             value._shapes = shapes
+            value._dtype = None
             value._type_key = type_key
             if type_key is None:
                 type_key = value.type_key
@@ -132,8 +144,9 @@ class PerReplica(RefusedOperators, DistributedValues):
         return make
 
     def __repr__(self) -> str:
-        rows = ",\n".join(f"  {i}: {value!r}" for i, value in enumerate(self.values))
-        return f"PerReplica:{{\n{rows}\n}}"
+        rows = zip(self.mesh.local_replicas, self.values, strict=True)
+        shown = ",\n".join(f"  {replica_id}: {value!r}" for replica_id, value in rows)
+        return f"PerReplica:{{\n{shown}\n}}"
 
     def _refuse(self, use: str) -> Exception:
         return PerReplicaUseError(
@@ -144,25 +157,65 @@ class PerReplica(RefusedOperators, DistributedValues):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components, in replica order."""
+        """The components of this worker's replicas, in replica order."""
         if self._components is None:
-            self._components = self._unpack()
+            if self.mesh.spans_workers and isinstance(self._packed, Tracer):
+                raise TraceError(
+                    "the components of a per-replica value were asked for inside a function, on "
+                    "several workers: each worker would compile another program. Use "
+                    "strategy.reduce or strategy.gather there, or "
+                    "strategy.experimental_local_results outside."
+                )
+            self._components = self._unpack(self.mesh.local_replicas)
         return self._components
+
+    def all_values(self) -> tuple[Any, ...]:
+        """The components of all replicas; only in a trace, or where one worker has them all."""
+        if self.mesh.spans_workers:
+            return self._unpack(range(self.mesh.num_replicas))
+        return self.values
+
+    def with_shapes(self, shapes: Sequence[Shape]) -> PerReplica:
+        """The same value, when the shapes on other workers turn out to be these."""
+        if tuple(shapes) == self._shapes:
+            return self
+        if self._packed is not None:
+            largest = tuple(max(sizes) for sizes in zip(*shapes, strict=True)) or (1,)
+            rows = largest[0] * self.mesh.num_replicas
+            if self._packed.shape == (rows, *largest[1:]):
+                return PerReplica(self.mesh, packed=self._packed, shapes=shapes)
+        return PerReplica(self.mesh, components=self.values, shapes=shapes)
 
     def parts(self) -> tuple[Any, ...]:
         """What the value is held as: the one array, or the components."""
         return self.values if self._packed is None else (self._packed,)
 
     def select(self, replica_id: int) -> Any:
-        """The component of one replica."""
-        return self.values[replica_id]
+        """The component of one replica of this worker."""
+        return self.values[self.mesh.local_index(replica_id)]
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """The shape of each component, in replica order."""
+        """The shape of each component of all workers, in replica order."""
         if self._shapes is None:
-            self._shapes = tuple(np.shape(value) for value in self.values)
+            if self.mesh.spans_workers:
+                self._ask_other_workers()
+            else:
+                self._shapes = tuple(np.shape(value) for value in self.values)
+        assert self._shapes is not None
         return self._shapes
+
+    def _ask_other_workers(self) -> None:
+        """Learns the shapes and the dtype of the components on all workers."""
+        shapes = [list(np.shape(value)) for value in self.values]
+        own = str(jnp.result_type(*self.values)) if self._holds_arrays() else None
+        rows = workers.require().exchange("the use of a per-replica value", [shapes, own])
+        self._shapes = tuple(tuple(shape) for shapes, _ in rows for shape in shapes)
+        if own is not None and any(dtype not in (own, None) for _, dtype in rows):
+            self._dtype = jnp.result_type(*(jnp.dtype(dtype) for _, dtype in rows if dtype))
+
+    def _holds_arrays(self) -> bool:
+        return all(map(placement.is_array_like, self.values))
 
     @property
     def is_uneven(self) -> bool:
@@ -175,7 +228,12 @@ class PerReplica(RefusedOperators, DistributedValues):
         if self._packed is not None:
             return self._packed.dtype
         self._require_arrays("a per-replica value")
-        return jnp.result_type(*self.values)  # no np.dtype: it may be that of random keys
+        if self._dtype is None:
+            if self._shapes is None and self.mesh.spans_workers:
+                self._ask_other_workers()
+            if self._dtype is None:  # no np.dtype: it may be that of random keys
+                self._dtype = jnp.result_type(*self.values)
+        return self._dtype
 
     @property
     def type_key(self) -> Hashable:
@@ -206,7 +264,7 @@ class PerReplica(RefusedOperators, DistributedValues):
         return self._packed
 
     def _require_arrays(self, leaf: str) -> None:
-        for replica_id, value in enumerate(self.values):
+        for replica_id, value in zip(self.mesh.local_replicas, self.values, strict=True):
             if not placement.is_array_like(value):
                 raise DistributedValueError(
                     f"{leaf}: replica {replica_id} holds {value!r}, which is no number and no "
@@ -216,13 +274,14 @@ class PerReplica(RefusedOperators, DistributedValues):
 
     def _pack(self, leaf: str) -> jax.Array:
         self._require_arrays(leaf)
+        is_traced = any(isinstance(value, Tracer) for value in self.values)
         arrays = [placement.narrowed(value, leaf) for value in self.values]
-        dtype = jnp.result_type(*arrays)
+        dtype = jnp.result_type(*arrays) if is_traced else self.dtype
         arrays = [a if a.dtype == dtype else a.astype(dtype) for a in arrays]
         if self.is_uneven:
             largest = self._largest_shape()
             arrays = [_pad(array, largest) for array in arrays]
-        if any(isinstance(array, Tracer) for array in arrays):
+        if is_traced:
             return jnp.concatenate([jnp.atleast_1d(array) for array in arrays])
         with compat.concretely():
             return placement.assemble(arrays, self.mesh)
@@ -235,16 +294,18 @@ class PerReplica(RefusedOperators, DistributedValues):
             )
         return tuple(max(sizes) for sizes in zip(*self.shapes, strict=True))
 
-    def _unpack(self) -> tuple[jax.Array, ...]:
+    def _unpack(self, replicas: range) -> tuple[jax.Array, ...]:
         assert self._packed is not None and self._shapes is not None
         if isinstance(self._packed, Tracer):
             parts, freed = _traced_parts(self._packed, self.mesh.num_replicas), _itself
         else:
+            assert replicas == self.mesh.local_replicas
             parts, freed = compat.shards(self._packed), compat.uncommitted
+        shapes = self._shapes[replicas.start : replicas.stop]
         # Trimmed while it is committed, or the component would move to the default device.
         return tuple(
             freed(part if part.shape == shape else _trim(part, shape))
-            for part, shape in zip(parts, self._shapes, strict=True)
+            for part, shape in zip(parts, shapes, strict=True)
         )
 
 
@@ -279,16 +340,17 @@ class Mirrored(ArrayOperators, DistributedValues):
         self._components = None if components is None else tuple(components)
 
     def __repr__(self) -> str:
-        rows = ",\n".join(f"  {i}: {value!r}" for i, value in enumerate(self.values))
-        return f"Mirrored:{{\n{rows}\n}}"
+        rows = zip(self.mesh.local_replicas, self.values, strict=True)
+        shown = ",\n".join(f"  {replica_id}: {value!r}" for replica_id, value in rows)
+        return f"Mirrored:{{\n{shown}\n}}"
 
     @property
     def values(self) -> tuple[jax.Array, ...]:
-        """The copies, in replica order."""
+        """The copies of this worker's replicas, in replica order."""
         if self._components is None:
             assert self._array is not None
             if isinstance(self._array, Tracer):
-                self._components = (self._array,) * self.mesh.num_replicas
+                self._components = (self._array,) * len(self.mesh.local_replicas)
             else:
                 self._components = tuple(
                     compat.uncommitted(shard) for shard in compat.shards(self._array)
@@ -296,8 +358,8 @@ class Mirrored(ArrayOperators, DistributedValues):
         return self._components
 
     def select(self, replica_id: int) -> jax.Array:
-        """The copy of one replica."""
-        return self.values[replica_id]
+        """The copy of one replica of this worker."""
+        return self.values[self.mesh.local_index(replica_id)]
 
     def read_value(self) -> jax.Array:
         """The value, as an ordinary array."""

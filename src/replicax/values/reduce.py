@@ -19,7 +19,7 @@ from jax.core import Tracer
 from replicax.backend import collectives, placement
 from replicax.backend.collectives import Reduction
 from replicax.backend.mesh import ReplicaMesh
-from replicax.backend.runahead import launch
+from replicax.backend.runahead import RUN_AHEAD, launch
 from replicax.core.enums import ReduceOp
 from replicax.core.errors import ReductionError
 from replicax.values.distributed import DistributedValues, Mirrored, PerReplica, Shape
@@ -119,7 +119,7 @@ def _reduce_per_replica(
     if axis is None:
         _check_even(value)
     elif value.is_uneven:
-        return _reduce_uneven(op, value, axis)
+        return _reduce_uneven(op, value, axis, reduction)
     return _reduce_packed(op, [value], axis, reduction)[0]
 
 
@@ -159,20 +159,31 @@ def _reducer(
     return jax.jit(collectives.per_replica_map(components, mesh, replicated_out=True))
 
 
-def _reduce_uneven(op: ReduceOp, value: PerReplica, axis: Axis) -> jax.Array:
+def _reduce_uneven(op: ReduceOp, value: PerReplica, axis: Axis, reduction: Reduction) -> jax.Array:
     assert isinstance(axis, tuple)
-    dtype = collectives.as_mean_dtype(value.dtype) if op is ReduceOp.MEAN else None
-    parts = [jnp.sum(jnp.asarray(part), axis, dtype=dtype) for part in value.values]
-    if len({part.shape for part in parts}) > 1:
+    rests = [_without(shape, axis) for shape in value.shapes]
+    if len(set(rests)) > 1:
         raise ReductionError(
             f"components of shapes {list(value.shapes)} still differ after reducing over axis "
-            f"{axis}: {[part.shape for part in parts]}."
+            f"{axis}: {rests}."
         )
-    total = functools.reduce(jnp.add, parts)
+    dtype = collectives.as_mean_dtype(value.dtype) if op is ReduceOp.MEAN else None
+    is_here = not value.mesh.spans_workers or isinstance(value.packed(), Tracer)
+    values = value.all_values() if is_here else value.values
+    parts = [jnp.sum(jnp.asarray(part), axis, dtype=dtype) for part in values]
+    if is_here:
+        total = functools.reduce(jnp.add, parts)
+    else:
+        sums = PerReplica(value.mesh, components=parts, shapes=rests)
+        (total,) = _reduce_packed(ReduceOp.SUM, [sums], None, reduction)
     if op is ReduceOp.SUM:
         return total
     count = sum(_count(shape, axis) for shape in value.shapes)
     return _divide(total, count)
+
+
+def _without(shape: Shape, axis: tuple[int, ...]) -> Shape:
+    return tuple(size for dim, size in enumerate(shape) if dim not in axis)
 
 
 def _count(shape: Shape, axis: Sequence[int] | Axis) -> int:
@@ -189,13 +200,52 @@ def gather_leaf(value: Any, axis: int, mesh: ReplicaMesh) -> jax.Array:
     if isinstance(value, DistributedValues):
         value = value.as_components()
     if isinstance(value, PerReplica):
-        parts = [jnp.asarray(part) for part in value.values]
+        check_gather(axis, value.shapes)
+        parts = [jnp.asarray(part) for part in _everywhere(value)]
     elif isinstance(value, Mirrored):
         parts = [value.read_value()] * mesh.num_replicas
     else:
         parts = [jnp.asarray(plain(value))] * mesh.num_replicas
     check_gather(axis, [part.shape for part in parts])
     return jnp.concatenate(parts, axis=axis)
+
+
+def _everywhere(value: PerReplica) -> Sequence[jax.Array]:
+    """The components of all replicas, of all workers."""
+    if not value.mesh.spans_workers or isinstance(value.packed(), Tracer):
+        return value.all_values()
+    packed = value.packed()
+    whole = placement.one_device(RUN_AHEAD.launch_and_wait(_replicator(value.mesh), packed))
+    rows = len(whole) // value.mesh.num_replicas
+    return [
+        whole[i * rows :][tuple(slice(size) for size in shape)] if shape else whole[i]
+        for i, shape in enumerate(value.shapes)
+    ]
+
+
+@functools.cache
+def _replicator(mesh: ReplicaMesh) -> Any:
+    return jax.jit(lambda array: array, out_shardings=mesh.replicated)
+
+
+def first_component(value: Any) -> Any:
+    """Replica 0's component of a concrete value, on every worker."""
+    if not isinstance(value, PerReplica):
+        return value
+    mesh = value.mesh
+    if not mesh.spans_workers:
+        return value.select(0)
+    shape = value.shapes[0]
+    whole = placement.one_device(launch(_first(mesh), value.packed()))
+    return whole[tuple(slice(size) for size in shape)] if shape else whole.reshape(())
+
+
+@functools.cache
+def _first(mesh: ReplicaMesh) -> Any:
+    def component(part: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.zeros((), jnp.int32), collectives.from_first_replica(part)
+
+    return jax.jit(collectives.per_replica_map(component, mesh, replicated_out=True))
 
 
 def check_gather(axis: Any, shapes: Sequence[Shape]) -> None:

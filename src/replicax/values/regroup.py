@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
+from replicax.backend import placement, workers
 from replicax.backend.mesh import ReplicaMesh
 from replicax.core import nest
+from replicax.core.errors import WorkersDifferError
 from replicax.values.distributed import ComponentView, DistributedValues, Mirrored, PerReplica
 
 _EQUAL_BY_VALUE = (bool, int, float, complex, str, bytes)
@@ -27,6 +30,7 @@ def regroup(
     *,
     find_mirrored: FindMirrored,
     arguments: Collection[int] = (),
+    shared: Collection[int] = (),
 ) -> Any:
     """One nest out of one nest per replica.
 
@@ -36,8 +40,9 @@ def regroup(
         find_mirrored: The mirrored value that an array is a copy of, if any.
         arguments: The ``id`` of every argument leaf: a NumPy array counts as
             "the same object" only when it was passed in.
+        shared: The ``id`` of every array that all workers have alike; only with several.
     """
-    if len(results) == 1:
+    if mesh.num_replicas == 1:
         return results[0]
 
     def merge(leaves: tuple[Any, ...]) -> Any:
@@ -45,14 +50,18 @@ def regroup(
         if all(leaf is first for leaf in leaves):
             if isinstance(first, ComponentView):
                 return first if first.container is None else first.container
-            if not isinstance(first, (np.ndarray, np.generic)) or id(first) in arguments:
+            is_local = mesh.spans_workers and isinstance(first, jax.Array)
+            if is_local and id(first) not in shared:
+                pass  # other workers have other objects
+            elif not isinstance(first, (np.ndarray, np.generic)) or id(first) in arguments:
                 return first
         elif same_python_value(leaves):
             return first
         container = _common_container(leaves, find_mirrored)
         return PerReplica(mesh, components=leaves) if container is None else container
 
-    return nest.transpose(results, merge)
+    merged = nest.transpose(results, merge)
+    return agreed(merged, mesh) if mesh.spans_workers else merged
 
 
 def same_python_value(leaves: Sequence[Any]) -> bool:
@@ -87,3 +96,50 @@ def select(tree: Any, replica_id: int) -> Any:
     return nest.map_leaves(
         lambda leaf: leaf.select(replica_id) if isinstance(leaf, DistributedValues) else leaf, tree
     )
+
+
+def agreed(merged: Any, mesh: ReplicaMesh) -> Any:
+    """What the replicas of this worker returned, as it is seen with those of all workers.
+
+    A number that is the same on one worker may be another on the next one; then it is a
+    `PerReplica` on both. Values get to know the shapes of their components everywhere.
+
+    Raises:
+        WorkersDifferError: If the workers returned different structures, or different kinds.
+    """
+    leaves, structure = nest.flatten(merged)
+    rows = workers.require().exchange(
+        "the result of a run", [str(structure), [_described(leaf) for leaf in leaves]]
+    )
+    for rank, (other, kinds) in enumerate(rows):
+        kinds_differ = [own[0] != kind[0] for own, kind in zip(rows[0][1], kinds, strict=False)]
+        if other != rows[0][0] or any(kinds_differ):
+            raise WorkersDifferError(
+                f"a run returned {other} with {[kind[0] for kind in kinds]} on "
+                f"{workers.require().names[rank]}, and {rows[0][0]} with "
+                f"{[kind[0] for kind in rows[0][1]]} on {workers.require().names[0]}. Return the "
+                "same structure on all workers."
+            )
+    for index, leaf in enumerate(leaves):
+        everywhere = [kinds[index] for _, kinds in rows]
+        if isinstance(leaf, PerReplica):
+            shapes = [tuple(shape) for _, here in everywhere for shape in here]
+            leaves[index] = leaf.with_shapes(shapes)
+        elif everywhere[0][0] == "number" and any(row != everywhere[0] for row in everywhere):
+            here = [leaf] * len(mesh.local_replicas)
+            leaves[index] = PerReplica(mesh, components=here, shapes=[()] * mesh.num_replicas)
+    return nest.unflatten(structure, leaves)
+
+
+def _described(leaf: Any) -> list[Any]:
+    """What other workers must know of a leaf; a plain value for JSON."""
+    if isinstance(leaf, PerReplica):
+        if all(map(placement.is_array_like, leaf.values)):
+            # A number here may be an array of no dims elsewhere: both are per replica.
+            is_number = all(type(value) in _EQUAL_BY_VALUE for value in leaf.values)
+            kind = "number" if is_number else "per replica"
+            return [kind, [list(np.shape(value)) for value in leaf.values]]
+        return ["object", [[]] * len(leaf.values)]
+    if type(leaf) in _EQUAL_BY_VALUE:
+        return ["number", repr(leaf)]
+    return ["object", ""]

@@ -229,5 +229,6 @@ def _outer_value(result: _Result, emitted: Emitted, leaves: list[Any], mesh: Rep
             return PerReplica(mesh, packed=array, shapes=shapes)
         case "per kind":
             values, kinds = result.value
-            return PerReplica(mesh, components=[values[kind] for kind in kinds])
+            here = [values[kinds[replica_id]] for replica_id in mesh.local_replicas]
+            return PerReplica(mesh, components=here)
     return result.value

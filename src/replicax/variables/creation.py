@@ -26,6 +26,7 @@ from replicax.values.operators import plain
 from replicax.values.traced import TracedPerReplica
 from replicax.variables.central import CentralVariable
 from replicax.variables.colocation import asked_devices, colocated_on
+from replicax.variables.consistency import from_first_worker
 from replicax.variables.mirrored import MirroredVariable
 from replicax.variables.plain import PlainVariable
 from replicax.variables.registry import register
@@ -233,8 +234,9 @@ def _initialise(variable: Variable, value: Any) -> None:
     storage = variable._storage
     frame = current_frame()
     if not isinstance(value, Tracer):
-        with jax.ensure_compile_time_eval():
-            if storage.array is None:
+        if storage.array is None:
+            value = from_first_worker(value, storage.name, storage.mesh)
+            with jax.ensure_compile_time_eval():
                 storage.set_value(value)
         if frame is not None:
             frame.created.append((variable, None))

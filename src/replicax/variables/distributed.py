@@ -38,7 +38,7 @@ class DistributedVariable(Variable, DistributedValues):
 
     @property
     def values(self) -> tuple[VariableCopy, ...]:
-        """One view per copy, the same objects each time."""
+        """One view per copy of this worker, the same objects each time."""
         if self._views is None:
             count = len(self.devices_in_order)
             self._views = tuple(VariableCopy(self, i) for i in range(count))
@@ -46,24 +46,26 @@ class DistributedVariable(Variable, DistributedValues):
 
     @property
     def devices_in_order(self) -> tuple[Device, ...]:
-        """The device of each copy."""
+        """The device of each copy of this worker."""
         mesh = self._storage.mesh
         assert mesh is not None
-        return mesh.devices
+        return mesh.local_devices
 
     def __repr__(self) -> str:
-        rows = "\n".join(f"  {index}: {view!r}," for index, view in enumerate(self.values))
+        first = 0 if self._storage.mesh is None else self._storage.mesh.local_replicas.start
+        rows = "\n".join(f"  {index}: {view!r}," for index, view in enumerate(self.values, first))
         return f"{type(self).__name__}:{{\n{rows.rstrip(',')}\n}}"
 
     def _copy_id(self) -> int | None:
-        """The copy that code here means, if it means one and values are concrete."""
+        """The copy of this worker that code here means, if it means one."""
         entry = stack.top()
         if entry is None:
             return None
         if entry.mode is stack.Mode.UPDATE:
             return entry.copy_id
         if entry.mode is stack.Mode.REPLICA and entry.strategy is self._strategy:
-            return entry.replica_context.replica_id_in_sync_group
+            mesh = self._strategy.extended.mesh
+            return mesh.local_index(entry.replica_context.replica_id_in_sync_group)
         return None
 
 

@@ -11,9 +11,10 @@ from replicax.backend import collectives
 from replicax.context import stack
 from replicax.core.enums import ReduceOp, VariableAggregation
 from replicax.execution.frame import Frame, current_frame
-from replicax.values.distributed import PerReplica, register_as_array
-from replicax.values.reduce import reduce_leaf
+from replicax.values.distributed import register_as_array
+from replicax.values.reduce import first_component, reduce_leaf
 from replicax.values.traced import TracedPerReplica
+from replicax.variables.consistency import require_same
 from replicax.variables.conversion import check_dtype, converted
 from replicax.variables.distributed import (
     DistributedVariable,
@@ -86,7 +87,7 @@ class MirroredVariable(DistributedVariable):
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             if isinstance(value, TracedPerReplica):
                 return collectives.from_first_replica(value.local)
-            return value.select(0) if isinstance(value, PerReplica) else value
+            return first_component(value)
         op = ReduceOp.parse(self._aggregation)
         reduced = reduce_leaf(op, value, None, mesh, self._strategy.extended.reduction)
         check_dtype(reduced.dtype, self._storage, method)
@@ -103,4 +104,5 @@ class MirroredVariable(DistributedVariable):
             return
         if method != "assign":
             value = COMBINES[method](storage.component(0), value).astype(storage.dtype)
+        require_same(value, f"{method} of variable {self.name!r}", storage.mesh)
         storage.set_value(value)

@@ -116,14 +116,14 @@ class Storage:
         return array
 
     def components(self) -> list[jax.Array]:
-        """One uncommitted array per copy (or one in all); the caller may keep them."""
+        """One uncommitted array per copy of this worker; the caller may keep them."""
         parts = compat.shards(self.hand_out())
         if self.per_replica:
             return [compat.uncommitted(part).reshape(self.shape) for part in parts]
         return [compat.uncommitted(part) for part in parts]
 
     def component(self, index: int) -> jax.Array:
-        """The uncommitted array of one copy; the caller may keep it."""
+        """The uncommitted array of one copy of this worker; the caller may keep it."""
         part = compat.uncommitted(compat.shards(self.hand_out())[index])
         return part.reshape(self.shape) if self.per_replica else part
 
@@ -160,19 +160,19 @@ class Storage:
         elif self.mesh is None:
             self.set(_own_undistributed(value))
         elif self.per_replica:
-            self.set_components([value] * self.mesh.num_replicas)
+            self.set_components([value] * len(self.mesh.local_replicas))
         else:
             self.set(placement.replicate(value, self.mesh))
 
     def set_components(self, values: Iterable[Any]) -> None:
-        """Gives each copy its own value; the values are copied."""
+        """Gives each copy of this worker its own value; the values are copied."""
         if self.mesh is None:
             (value,) = values
             self.set_value(value)
             return
         copies = [
             placement.own_copy(value, device)
-            for value, device in zip(values, self.mesh.devices, strict=True)
+            for value, device in zip(values, self.mesh.local_devices, strict=True)
         ]
         if self.per_replica:
             copies = [copy.reshape((1, *self.shape)) for copy in copies]

@@ -19,8 +19,9 @@ from replicax.core.errors import VariableError
 from replicax.core.names import REPLICA_AXIS
 from replicax.execution.frame import Frame, current_frame
 from replicax.values.distributed import PerReplica, register_as_array
-from replicax.values.reduce import reduce_leaf
+from replicax.values.reduce import first_component, reduce_leaf
 from replicax.values.traced import TracedPerReplica, gather_equal_components
+from replicax.variables.consistency import require_same
 from replicax.variables.conversion import converted
 from replicax.variables.distributed import DistributedVariable, require_same_copies
 from replicax.variables.variable import COMBINES
@@ -69,13 +70,15 @@ class SyncOnReadVariable(DistributedVariable):
     def as_components(self) -> PerReplica:
         """The copies, in cross-replica context."""
         frame = current_frame()
+        mesh, shape = self._mesh, self.shape
+        shapes = [shape] * mesh.num_replicas
         if frame is None:
-            return PerReplica(self._mesh, components=self._storage.components())
+            return PerReplica(mesh, components=self._storage.components(), shapes=shapes)
         array = frame.read(self._storage)
         if frame.in_replica:
             return self._traced_copies(array)
-        copies = [array[index] for index in range(self._mesh.num_replicas)]
-        return PerReplica(self._mesh, components=copies)
+        packed = array.reshape((mesh.num_replicas * shape[0], *shape[1:])) if shape else array
+        return PerReplica(mesh, packed=packed, shapes=shapes)
 
     def _traced_copies(self, local: Any) -> TracedPerReplica:
         mesh = self._mesh
@@ -94,7 +97,7 @@ class SyncOnReadVariable(DistributedVariable):
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             if isinstance(array, Tracer):
                 return array[0]
-            return self._storage.component(0)
+            return first_component(self.as_components())
         shapes = [(1, *self.shape)] * self._mesh.num_replicas
         copies = PerReplica(self._mesh, packed=array, shapes=shapes)
         return self._aggregated(copies, array).reshape(self.shape)
@@ -152,10 +155,13 @@ class SyncOnReadVariable(DistributedVariable):
             )
         storage = self._storage
         value = converted(value, storage, method)
-        copies = self._divided(value)
         frame = current_frame()
         if frame is None:
-            storage.set_components(copies)
+            require_same(value, f"{method} of variable {self.name!r}", self._mesh)
+        copies = self._divided(value)
+        if frame is None:
+            local = self._mesh.local_replicas
+            storage.set_components(copies[local.start : local.stop])
         elif frame.in_replica:
             index = lax.axis_index(REPLICA_AXIS)
             frame.write(storage, jnp.where(index == 0, copies[0], copies[-1]))

@@ -17,7 +17,7 @@ _SILENCE_SECONDS = 10
 
 
 class Connection:
-    """One end of a connection between two launchers.
+    """One end of a connection between two processes of a cluster.
 
     Args:
         sock: A connected socket, which is owned from now on.
