@@ -2,8 +2,9 @@
 
 import pytest
 
-from replicax.backend import workers
+import replicax as rx
 from replicax.core import notices
+from tests.contracts import cluster
 from tests.contracts.executors import EXECUTORS
 from tests.contracts.fixtures import distributed_of, each_of, execute, many_of, two  # noqa: F401
 from tests.contracts.strategies import IN_CLUSTER, STRATEGIES
@@ -40,20 +41,23 @@ OVER_STRATEGIES = {"strategy", "distributed", "many", "in_place"}
 def pytest_collection_modifyitems(items):
     """Of a cluster's workers, the tests that run over strategies; the others need no cluster."""
     if IN_CLUSTER:
-        items[:] = [item for item in items if OVER_STRATEGIES & set(item.fixturenames)]
+        items[:] = [
+            item
+            for item in items
+            if OVER_STRATEGIES & set(item.fixturenames)
+            and item.get_closest_marker("one_worker") is None
+        ]
 
 
 @pytest.fixture(autouse=IN_CLUSTER)
 def together(request, monkeypatch):
-    """The workers of a cluster begin each test together, also after one of them failed."""
-    group = workers.require()
-    exchange = group.exchange
-
-    def of_test(what, message, *, channel="main"):
-        return exchange(what, message, channel=f"{request.node.nodeid}/{channel}")
-
-    monkeypatch.setattr(group, "exchange", of_test)
-    group.exchange("the start of a test", None)
+    """The workers of a cluster begin each test together, and show the results of all."""
+    cluster.begin_together(request.node.nodeid, monkeypatch)
+    if request.node.get_closest_marker("own_results") is not None:
+        return
+    strategies = rx.MultiWorkerMirroredStrategy
+    everywhere = cluster.results_of_all(strategies.experimental_local_results)
+    monkeypatch.setattr(strategies, "experimental_local_results", everywhere)
 
 
 @pytest.fixture

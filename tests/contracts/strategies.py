@@ -7,10 +7,22 @@ factory. Factories make a new strategy each time where that is possible.
 import os
 from collections.abc import Callable
 
+import jax
+
 import replicax as rx
+
+IN_CLUSTER = "REPLICAX_TEST_CLUSTER" in os.environ
+"""Whether this process is one of several workers that run the suite together."""
+
+
+def local_ids(strategy: rx.Strategy) -> range:
+    """The replicas of this worker."""
+    return strategy.extended.mesh.local_replicas
 
 
 def mirrored(num_replicas: int) -> rx.MirroredStrategy:
+    if IN_CLUSTER:  # its workers have fewer devices
+        num_replicas = min(num_replicas, len(jax.local_devices()))
     return rx.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
 
 
@@ -22,6 +34,8 @@ def central(num_replicas: int) -> rx.experimental.CentralStorageStrategy:
 
 def num_copies(strategy: rx.Strategy) -> int:
     """How many copies the strategy keeps of a variable that is not sync-on-read."""
+    if IN_CLUSTER:
+        return strategy.num_replicas_in_sync
     return len(strategy.extended.parameter_devices)
 
 
@@ -32,9 +46,6 @@ def multi_worker() -> rx.MultiWorkerMirroredStrategy:
 
 # A worker of a test cluster may be slow on a busy machine, and is no less alive for it.
 TEST_OPTIONS = rx.experimental.CommunicationOptions(timeout_seconds=60)
-
-IN_CLUSTER = "REPLICAX_TEST_CLUSTER" in os.environ
-"""Whether this process is one of several workers that run the suite together."""
 
 STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
     "default": rx.get_strategy,

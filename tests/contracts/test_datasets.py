@@ -9,6 +9,7 @@ import pytest
 
 import replicax as rx
 from replicax.core.spec import PerReplicaSpec, TensorSpec
+from tests.contracts.strategies import local_ids
 from tests.contracts.test_batches import chunks
 
 Pair = collections.namedtuple("Pair", "image label")
@@ -133,8 +134,10 @@ def test_per_replica_pipelines_feed_each_replica(strategy):
 
     dataset = strategy.distribute_datasets_from_function(dataset_fn)
     steps = [results(strategy, batch) for batch in dataset]
-    rest = [[count, count]] + [[]] * (count - 1)
-    assert steps == [[[i, i] for i in range(count)], rest]
+    here = len(local_ids(strategy))  # every worker has the same pipeline for its own replicas
+    batches = [[i, i] for i in range(count + 1)] + [[]] * (-(count + 1) % here)
+    taken = [batches[start : start + here] for start in range(0, len(batches), here)]
+    assert steps == [step * (count // here) for step in taken]
 
 
 def test_scalars_must_be_batched(strategy):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from tests.contracts.strategies import local_ids
 
 
 def replica_ids(strategy):
@@ -31,7 +32,7 @@ def test_replicas_stop_merge_and_continue_in_order(strategy, eager):
         order.append(f"b{context.replica_id_in_sync_group}")
 
     eager(strategy, replica_fn)
-    ids = range(strategy.num_replicas_in_sync)
+    ids = local_ids(strategy)
     assert order == [*(f"a{i}" for i in ids), "merge", *(f"b{i}" for i in ids)]
 
 
@@ -81,7 +82,11 @@ def test_the_same_object_arrives_bare(strategy, execute):
         merge(lambda s, *args: seen.extend(args), captured, marker, "text", 3, None)
 
     execute(strategy, replica_fn)
-    assert seen[0] is captured
+    if isinstance(seen[0], rx.PerReplica):  # another worker may have captured another array
+        assert strategy.extended.mesh.spans_workers
+        assert not execute.is_compiled
+    else:
+        assert seen[0] is captured
     assert seen[1] is marker
     assert seen[2:] == ["text", 3, None]
 

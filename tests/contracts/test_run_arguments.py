@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax as rx
+from tests.contracts.strategies import local_ids
 
 
 class Point(NamedTuple):
@@ -99,7 +100,7 @@ def test_a_mirrored_argument_is_unwrapped(many, execute):
 
 
 def test_plain_arrays_and_numbers_reach_every_replica(strategy, execute):
-    committed = jax.device_put(jnp.ones(()), jax.devices()[5])
+    committed = jax.device_put(jnp.ones(()), jax.local_devices()[-1])
 
     def replica_fn(a, b, c, d, x):
         assert isinstance(d, str)
@@ -153,17 +154,16 @@ def test_eager_replicas_run_on_their_devices(strategy):
         devices.append(device)
 
     strategy.run(replica_fn)
-    assert [f"CPU:{device.id}" for device in devices] == list(strategy.extended.worker_devices)
+    assert devices == list(strategy.extended.mesh.local_devices)
 
 
 def test_compiled_components_are_computed_on_their_devices(strategy):
     result = strategy.run(rx.function(lambda x: x + 1), args=(replica_ids(strategy),))
-    devices = [
-        device.id
-        for value in strategy.experimental_local_results(result)
-        for device in value.devices()
+    parts = strategy.experimental_local_results(result)
+    here = [parts[replica_id] for replica_id in local_ids(strategy)]
+    assert [part.devices() for part in here] == [
+        {device} for device in strategy.extended.mesh.local_devices
     ]
-    assert [f"CPU:{i}" for i in devices] == list(strategy.extended.worker_devices)
 
 
 def test_uneven_components_reach_their_replicas_whole(strategy, execute):

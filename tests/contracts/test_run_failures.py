@@ -78,6 +78,7 @@ def test_interrupts_pass_through(strategy, execute, kind):
     assert_works(strategy, execute)
 
 
+@pytest.mark.one_worker
 def test_an_exception_of_one_replica_releases_the_waiting_ones(many, eager):
     ended = []
 
@@ -101,6 +102,7 @@ def test_an_exception_of_one_replica_releases_the_waiting_ones(many, eager):
     assert_works(many, eager)
 
 
+@pytest.mark.one_worker
 @pytest.mark.parametrize("early", ["first", "last"])
 @pytest.mark.parametrize("call", ["merge_call", "all_reduce"])
 def test_a_replica_that_returns_while_another_waits_is_named(many, eager, early, call):
@@ -122,6 +124,7 @@ def test_a_replica_that_returns_while_another_waits_is_named(many, eager, early,
     assert_works(many, eager)
 
 
+@pytest.mark.one_worker
 def test_replicas_that_meet_at_different_calls_are_named(many, eager):
     def replica_fn():
         context = rx.get_replica_context()
@@ -135,6 +138,7 @@ def test_replicas_that_meet_at_different_calls_are_named(many, eager):
     assert_works(many, eager)
 
 
+@pytest.mark.one_worker
 def test_a_replica_that_catches_its_release_does_not_hang(many, eager):
     def replica_fn():
         context = rx.get_replica_context()
@@ -176,6 +180,7 @@ def test_one_replica_needs_no_thread():
     assert set(replica_threads()) == before
 
 
+@pytest.mark.one_worker
 def test_two_user_threads_may_run_at_the_same_time(strategy, execute):
     results = []
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from tests.contracts.strategies import IN_CLUSTER
 
 
 class Point(NamedTuple):
@@ -58,6 +59,9 @@ SAME = {
 def test_the_same_object_from_every_replica_stays_that_object(strategy, execute, case):
     result = execute(strategy, SAME[case])
     expected = SAME[case]()
+    if IN_CLUSTER and case == "captured array" and not execute.is_compiled:
+        assert isinstance(result, rx.PerReplica)  # another worker may have captured another one
+        return
     assert type(result) is type(expected)
     if case in ("object", "captured array", "None"):
         assert result is expected
@@ -203,7 +207,8 @@ def test_different_structures_are_refused(many, eager):
         first = rx.get_replica_context().replica_id_in_sync_group == 0
         return (1.0, 2.0) if first else {"a": 1.0}
 
-    with pytest.raises(ValueError, match=r"same structure: replica 0 returned .*, replica 1"):
+    kinds = (ValueError, RuntimeError) if IN_CLUSTER else ValueError  # one worker tells the other
+    with pytest.raises(kinds, match=r"same structure: replica 0 returned .*, replica \d"):
         eager(many, replica_fn)
     assert components(many, many.run(lambda x: x + 1, args=(replica_ids(many),)))[0] == 1.0
 

@@ -45,7 +45,7 @@ def test_the_strategy_in_scope_creates_the_variable(strategy):
     with strategy.scope():
         v = rx.Variable([1.0, 2.0], name="w")
     assert len(copies(strategy, v)) == num_copies(strategy)
-    assert len(v.devices()) == num_copies(strategy)
+    assert len(v.devices()) == len(strategy.extended.parameter_devices)
     assert strategy.extended.variable_created_in_scope(v) == (v.strategy is not None)
     outside = rx.Variable(1.0)
     assert not isinstance(outside, rx.DistributedValues)

@@ -265,7 +265,7 @@ def test_another_strategy_refuses_the_variable_and_names_both(many, execute, num
     v = variable(many, 2.0, name="weights", aggregation=SUM)
     other = mirrored(num_others)
     both = rf"'weights'.*{type(many).__name__}: {many.num_replicas_in_sync} replicas.*"
-    both += rf"MirroredStrategy: {num_others} replica"
+    both += rf"MirroredStrategy: {other.num_replicas_in_sync} replica"
     for use in (lambda: v + 1, lambda: v.assign(1.0), lambda: v.assign_add(1.0)):
         with other.scope(), pytest.raises(ValueError, match=both):
             use()

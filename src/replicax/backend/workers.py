@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
 from replicax.backend import compat
+from replicax.backend.mesh import ReplicaMesh
 from replicax.core.errors import DeviceError, WorkerLostError, WorkersDifferError
 
 DEFAULT_TIMEOUT_SECONDS = 10.0
@@ -34,6 +36,7 @@ COORDINATION_VARIABLE = "REPLICAX_COORDINATION_ADDRESS"
 _MEETING_SECONDS = 300.0
 """How long workers that are alive may keep each other waiting before it counts as a hang."""
 
+_FAILED = "a failure"
 _BEAT_SECONDS = 0.5
 _SILENT_SECONDS = 3.0
 _SLICE_SECONDS = 1.0
@@ -81,22 +84,20 @@ class Workers:
             WorkersDifferError: If a worker is about to do something else.
             WorkerLostError: If a worker has gone, or does not come.
         """
-        with self._lock:
-            self._numbers[channel] += 1
-            number = self._numbers[channel]
+        number = self._send(channel, what, message)
         place = f"replicax/{channel}/{number}"
         client = compat.coordination_client()
-        try:
-            client.key_value_set(f"{place}/{self.rank}", json.dumps([what, message]))
-        except Exception as error:
-            raise self.lost(f"at {what}", error) from error
         answers = [
             [what, message] if rank == self.rank else self._answer(f"{place}/{rank}", rank, what)
             for rank in range(self.num_workers)
         ]
         if number > 1:  # all have read it: they have come here since
             client.key_value_delete(f"replicax/{channel}/{number - 1}/{self.rank}")
-        for rank, (other, _) in enumerate(answers):
+        for rank, (other, text) in enumerate(answers):
+            if other == _FAILED:
+                raise WorkersDifferError(
+                    f"{self.names[rank]} failed, while {self.names[self.rank]} is at {what}: {text}"
+                )
             if other != what:
                 raise WorkersDifferError(
                     f"{self.names[self.rank]} is at {what}, but {self.names[rank]} is at {other}. "
@@ -104,6 +105,25 @@ class Workers:
                     "execute, or for variables and steps in another order."
                 )
         return [message for _, message in answers]
+
+    def tell_failure(self, error: BaseException) -> None:
+        """Lets workers that meet this one next know that it does not come, and why.
+
+        Where all of them fail alike, none of them looks.
+        """
+        with contextlib.suppress(WorkerLostError):  # the error itself is on its way
+            self._send("main", _FAILED, f"{type(error).__name__}: {_first_line(error)}")
+
+    def _send(self, channel: str, what: str, message: Any) -> int:
+        with self._lock:
+            self._numbers[channel] += 1
+            number = self._numbers[channel]
+        key = f"replicax/{channel}/{number}/{self.rank}"
+        try:
+            compat.coordination_client().key_value_set(key, json.dumps([what, message]))
+        except Exception as error:
+            raise self.lost(f"at {what}", error) from error
+        return number
 
     def agree(self, what: str, message: Any, advice: str) -> None:
         """Raises unless all workers bring the same `message`.
@@ -205,6 +225,17 @@ class Workers:
 
 
 _workers: Workers | None = None
+
+
+@contextlib.contextmanager
+def told_of_failures(mesh: ReplicaMesh) -> Iterator[None]:
+    """Tells the other workers of the mesh when something fails in here, or they would wait."""
+    try:
+        yield
+    except BaseException as error:
+        if mesh.spans_workers and not isinstance(error, WorkerLostError | WorkersDifferError):
+            require().tell_failure(error)
+        raise
 
 
 def current() -> Workers | None:

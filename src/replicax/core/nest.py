@@ -8,7 +8,7 @@ therefore flattens with `is_leaf`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -76,8 +76,17 @@ def require_same_structure(
     first = structures[0]
     for index, other in enumerate(structures):
         if other != first:
-            raise ValueError(
-                "every replica must return the same structure: "
-                f"replica 0 returned {first}, replica {index} returned {other}."
-            )
+            refuse_structures(first, other, index)
     return first
+
+
+def refuse_structures(first: object, other: object, replica_id: int) -> NoReturn:
+    """Raises the error about a replica whose structure is not that of replica 0.
+
+    Raises:
+        ValueError: Always; both structures are shown.
+    """
+    raise ValueError(
+        "every replica must return the same structure: "
+        f"replica 0 returned {first}, replica {replica_id} returned {other}."
+    )

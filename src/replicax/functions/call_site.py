@@ -164,7 +164,7 @@ class CallSite:
                     "Create them once: outside the function, or the first time only "
                     "(if self.v is None: self.v = Variable(...))."
                 )
-        return Program(traced, name=name_of_function(fn), donate=self._donate)
+        return Program(traced, name=_plain_name(fn), donate=self._donate)
 
     def _warn_of_retraces(self, key: Any, fn: Callable[..., Any]) -> None:
         if len(self._programs) >= RETRACES_BEFORE_WARNING and self._last_key is not None:
@@ -199,3 +199,8 @@ def _what_changed(old: Any, new: Any, fn: Callable[..., Any]) -> str:
 def name_of_function(fn: Any) -> str:
     """What to call a function in a message."""
     return getattr(fn, "__qualname__", None) or repr(fn)
+
+
+def _plain_name(fn: Any) -> str:
+    """A name that every worker of a cluster gives to the function: without its address."""
+    return getattr(fn, "__qualname__", None) or type(fn).__qualname__

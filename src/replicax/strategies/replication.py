@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.backend import compat, devices, placement
+from replicax.backend import compat, devices, placement, workers
 from replicax.backend.collectives import Reduction
 from replicax.backend.mesh import ReplicaMesh, replica_mesh
 from replicax.context import stack
@@ -265,19 +265,20 @@ class Replication:
             ):
                 return fn(*own_args, **own_kwargs)
 
-        try:
-            results = self._threads.run([lambda i=i: task(i) for i in local])
-        finally:
-            for context in contexts.values():
-                context.end()
-        arguments = {id(leaf) for leaf in nest.flatten((args, kwargs))[0]}
-        return regroup(
-            results,
-            mesh,
-            find_mirrored=session.find_mirrored,
-            arguments=arguments,
-            shared=session.shared,
-        )
+        with workers.told_of_failures(mesh):
+            try:
+                results = self._threads.run([lambda i=i: task(i) for i in local])
+            finally:
+                for context in contexts.values():
+                    context.end()
+            arguments = {id(leaf) for leaf in nest.flatten((args, kwargs))[0]}
+            return regroup(
+                results,
+                mesh,
+                find_mirrored=session.find_mirrored,
+                arguments=arguments,
+                shared=session.shared,
+            )
 
     # -- values ------------------------------------------------------------------------------
 

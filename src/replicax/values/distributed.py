@@ -169,9 +169,15 @@ class PerReplica(RefusedOperators, DistributedValues):
             self._components = self._unpack(self.mesh.local_replicas)
         return self._components
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether it is a value of a program that is being recorded."""
+        return any(isinstance(part, Tracer) for part in self.parts())
+
     def all_values(self) -> tuple[Any, ...]:
         """The components of all replicas; only in a trace, or where one worker has them all."""
         if self.mesh.spans_workers:
+            self.packed()
             return self._unpack(range(self.mesh.num_replicas))
         return self.values
 

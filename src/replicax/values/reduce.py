@@ -168,7 +168,7 @@ def _reduce_uneven(op: ReduceOp, value: PerReplica, axis: Axis, reduction: Reduc
             f"{axis}: {rests}."
         )
     dtype = collectives.as_mean_dtype(value.dtype) if op is ReduceOp.MEAN else None
-    is_here = not value.mesh.spans_workers or isinstance(value.packed(), Tracer)
+    is_here = not value.mesh.spans_workers or value.is_traced
     values = value.all_values() if is_here else value.values
     parts = [jnp.sum(jnp.asarray(part), axis, dtype=dtype) for part in values]
     if is_here:
@@ -212,7 +212,7 @@ def gather_leaf(value: Any, axis: int, mesh: ReplicaMesh) -> jax.Array:
 
 def _everywhere(value: PerReplica) -> Sequence[jax.Array]:
     """The components of all replicas, of all workers."""
-    if not value.mesh.spans_workers or isinstance(value.packed(), Tracer):
+    if not value.mesh.spans_workers or value.is_traced:
         return value.all_values()
     packed = value.packed()
     whole = placement.one_device(RUN_AHEAD.launch_and_wait(_replicator(value.mesh), packed))

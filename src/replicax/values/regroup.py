@@ -105,7 +105,8 @@ def agreed(merged: Any, mesh: ReplicaMesh) -> Any:
     `PerReplica` on both. Values get to know the shapes of their components everywhere.
 
     Raises:
-        WorkersDifferError: If the workers returned different structures, or different kinds.
+        ValueError: If the workers returned different structures.
+        WorkersDifferError: If they returned leaves of different kinds.
     """
     leaves, structure = nest.flatten(merged)
     rows = workers.require().exchange(
@@ -113,12 +114,14 @@ def agreed(merged: Any, mesh: ReplicaMesh) -> Any:
     )
     for rank, (other, kinds) in enumerate(rows):
         kinds_differ = [own[0] != kind[0] for own, kind in zip(rows[0][1], kinds, strict=False)]
-        if other != rows[0][0] or any(kinds_differ):
+        if other != rows[0][0]:
+            replica_id = rank * len(mesh.local_replicas)
+            nest.refuse_structures(rows[0][0], other, replica_id)
+        if any(kinds_differ):
+            group = workers.require()
             raise WorkersDifferError(
-                f"a run returned {other} with {[kind[0] for kind in kinds]} on "
-                f"{workers.require().names[rank]}, and {rows[0][0]} with "
-                f"{[kind[0] for kind in rows[0][1]]} on {workers.require().names[0]}. Return the "
-                "same structure on all workers."
+                f"a run returned leaves of different kinds: {[kind[0] for kind in kinds]} on "
+                f"{group.names[rank]}, and {[kind[0] for kind in rows[0][1]]} on {group.names[0]}."
             )
     for index, leaf in enumerate(leaves):
         everywhere = [kinds[index] for _, kinds in rows]

@@ -58,6 +58,15 @@ class TracedPerReplica(PerReplica):
         return self._components
 
     @property
+    def is_traced(self) -> bool:
+        """Always."""
+        return True
+
+    def all_values(self) -> tuple[jax.Array, ...]:
+        """The components of all replicas, gathered."""
+        return self.values
+
+    @property
     def dtype(self) -> Any:
         """The dtype of the components."""
         return self.local.dtype

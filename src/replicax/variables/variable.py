@@ -160,9 +160,9 @@ class Variable(ArrayOperators, NestLeaf, metaclass=_CreateByContext):
         return self._strategy
 
     def devices(self) -> set[Device]:
-        """The devices that hold a copy."""
+        """The devices of this worker that hold a copy."""
         mesh = self._storage.mesh
-        return self._storage.live_array().devices() if mesh is None else set(mesh.devices)
+        return self._storage.live_array().devices() if mesh is None else set(mesh.local_devices)
 
     # -- reading -----------------------------------------------------------------------------
 
