@@ -9,6 +9,9 @@ from replicax.core.options import CommunicationImplementation as CollectiveCommu
 from replicax.core.value_context import ValueContext
 from replicax.strategies.central_storage import CentralStorageStrategy
 from replicax.strategies.multi_step import MultiStepContext
+from replicax.strategies.multi_worker_mirrored import (
+    ExperimentalMultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
+)
 
 __all__ = [
     "CentralStorageStrategy",
@@ -17,5 +20,6 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiStepContext",
+    "MultiWorkerMirroredStrategy",
     "ValueContext",
 ]

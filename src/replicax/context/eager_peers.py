@@ -7,6 +7,7 @@ values, because its rule is called with the primals.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,15 +68,20 @@ class EagerSession:
 
     def merge(self, label: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Called by a replica: all meet, ``fn(*args)`` runs once in cross-replica context."""
-        answer = self.threads.meet(label, self._hold, payload=(fn, args, kwargs))
+        hold = functools.partial(self._hold, label)
+        answer = self.threads.meet(label, hold, payload=(fn, args, kwargs))
         epoch.renew()
         return answer
 
-    def _hold(self, payloads: list[Any]) -> list[Any]:
+    def _hold(self, label: str, payloads: list[Any]) -> list[Any]:
         fn = payloads[0][0]
         grouped = [(args, kwargs) for _, args, kwargs in payloads]
         args, kwargs = regroup(
-            grouped, self.mesh, find_mirrored=self.find_mirrored, shared=self.shared
+            grouped,
+            self.mesh,
+            find_mirrored=self.find_mirrored,
+            shared=self.shared,
+            what=label,
         )
         with stack.entered(stack.Entry(self.strategy, stack.Mode.MERGE)):
             result = self.remember(fn(*args, **kwargs))

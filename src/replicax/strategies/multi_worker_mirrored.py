@@ -221,3 +221,25 @@ class _ScopeOnHost(contextlib.AbstractContextManager[Strategy]):
 
     def __exit__(self, *error: Any) -> None:
         self._entered.pop().__exit__(*error)
+
+
+class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):
+    """`MultiWorkerMirroredStrategy` with the arguments that it had under ``experimental``.
+
+    Args:
+        communication: Which library carries the collectives.
+        cluster_resolver: What knows the cluster; what the platform says if None.
+
+    Example:
+        >>> import replicax as rx
+        >>> rx.experimental.MultiWorkerMirroredStrategy().num_replicas_in_sync
+        8
+    """
+
+    def __init__(
+        self,
+        communication: CommunicationImplementation = CommunicationImplementation.AUTO,
+        cluster_resolver: ClusterResolver | None = None,
+    ) -> None:
+        """A strategy of the workers that `cluster_resolver` knows."""
+        super().__init__(cluster_resolver, CommunicationOptions(implementation=communication))

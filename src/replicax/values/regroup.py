@@ -31,6 +31,7 @@ def regroup(
     find_mirrored: FindMirrored,
     arguments: Collection[int] = (),
     shared: Collection[int] = (),
+    what: str = "the end of a run",
 ) -> Any:
     """One nest out of one nest per replica.
 
@@ -41,6 +42,7 @@ def regroup(
         arguments: The ``id`` of every argument leaf: a NumPy array counts as
             "the same object" only when it was passed in.
         shared: The ``id`` of every array that all workers have alike; only with several.
+        what: Where the replicas are, for errors when another worker is somewhere else.
     """
     if mesh.num_replicas == 1:
         return results[0]
@@ -61,7 +63,7 @@ def regroup(
         return PerReplica(mesh, components=leaves) if container is None else container
 
     merged = nest.transpose(results, merge)
-    return agreed(merged, mesh) if mesh.spans_workers else merged
+    return agreed(merged, mesh, what) if mesh.spans_workers else merged
 
 
 def same_python_value(leaves: Sequence[Any]) -> bool:
@@ -98,7 +100,7 @@ def select(tree: Any, replica_id: int) -> Any:
     )
 
 
-def agreed(merged: Any, mesh: ReplicaMesh) -> Any:
+def agreed(merged: Any, mesh: ReplicaMesh, what: str) -> Any:
     """What the replicas of this worker returned, as it is seen with those of all workers.
 
     A number that is the same on one worker may be another on the next one; then it is a
@@ -109,9 +111,7 @@ def agreed(merged: Any, mesh: ReplicaMesh) -> Any:
         WorkersDifferError: If they returned leaves of different kinds.
     """
     leaves, structure = nest.flatten(merged)
-    rows = workers.require().exchange(
-        "the result of a run", [str(structure), [_described(leaf) for leaf in leaves]]
-    )
+    rows = workers.require().exchange(what, [str(structure), [_described(leaf) for leaf in leaves]])
     for rank, (other, kinds) in enumerate(rows):
         kinds_differ = [own[0] != kind[0] for own, kind in zip(rows[0][1], kinds, strict=False)]
         if other != rows[0][0]:

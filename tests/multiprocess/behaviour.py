@@ -1,0 +1,150 @@
+"""What two workers do when something is not the same on both; each check prints one line.
+
+``python -m tests.multiprocess.behaviour`` on the workers of a cluster runs all checks, in order:
+after each of them both workers must be able to go on together.
+"""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+
+import replicax as rx
+from replicax.backend import workers
+
+
+def error_of(call):
+    """The kind and the text of what `call` raises."""
+    try:
+        call()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return None
+
+
+def initial_values_come_from_worker_0(strategy, rank):
+    with strategy.scope():
+        v = rx.Variable(np.full(3, rank, np.float32))
+        flag = rx.Variable(rank == 0)
+    return [v.numpy().tolist(), bool(flag.numpy())]
+
+
+def initial_values_in_a_run_come_from_worker_0(strategy, rank):
+    made = []
+
+    @rx.function
+    def step(x):
+        if not made:
+            made.append(rx.Variable(x * 2))
+        return made[0] + 0
+
+    value = strategy.experimental_distribute_values_from_function(
+        lambda ctx: jnp.float32(ctx.replica_id_in_sync_group + 1)
+    )
+    strategy.run(step, args=(value,))
+    return made[0].numpy().tolist()
+
+
+def another_variable(strategy, rank):
+    def create():
+        with strategy.scope():
+            rx.Variable(np.zeros(2 + rank, np.float32), name="w")
+
+    return error_of(create)
+
+
+def another_name(strategy, rank):
+    def create():
+        with strategy.scope():
+            rx.Variable(1.0, name=f"w{rank}")
+
+    return error_of(create)
+
+
+def another_value_assigned(strategy, rank):
+    with strategy.scope():
+        v = rx.Variable(1.0, name="w")
+    error = error_of(lambda: v.assign(float(rank)))
+    return [error, float(v.numpy())]
+
+
+def another_program(strategy, rank):
+    step = rx.function(lambda x: x * (rank + 1))
+    batch = strategy.distribute_batch(np.ones(4, np.float32))
+    return error_of(lambda: strategy.run(step, args=(batch,)))
+
+
+def another_argument(strategy, rank):
+    step = rx.function(lambda x, rate: x * rate)
+    batch = strategy.distribute_batch(np.ones(4, np.float32))
+    return error_of(lambda: strategy.run(step, args=(batch, jnp.float32(rank))))
+
+
+def an_error_on_one_worker(strategy, rank):
+    def replica_fn():
+        if rank == 1:
+            raise ValueError("only here")
+        return rx.get_replica_context().all_reduce("SUM", 1.0)
+
+    return error_of(lambda: strategy.run(replica_fn))
+
+
+def other_calls_on_one_worker(strategy, rank):
+    def replica_fn():
+        context = rx.get_replica_context()
+        if rank == 0:
+            return context.all_reduce("SUM", 1.0)
+        return context.merge_call(lambda s: None)
+
+    return error_of(lambda: strategy.run(replica_fn))
+
+
+def local_results_in_a_function(strategy, rank):
+    batch = strategy.distribute_batch(np.ones(4, np.float32))
+
+    @rx.function
+    def whole(batch):
+        return sum(strategy.experimental_local_results(strategy.run(lambda x: x, args=(batch,))))
+
+    return error_of(lambda: whole(batch))
+
+
+def numbers_that_differ_are_per_replica(strategy, rank):
+    same, different = strategy.run(lambda: (3, rank))
+    total = strategy.reduce("SUM", different, axis=None)
+    return [same, type(different).__name__, float(total)]
+
+
+def they_still_work_together(strategy, rank):
+    total = strategy.run(lambda: rx.get_replica_context().all_reduce("SUM", 1.0))
+    return float(total) == strategy.num_replicas_in_sync
+
+
+CHECKS = (
+    initial_values_come_from_worker_0,
+    initial_values_in_a_run_come_from_worker_0,
+    another_variable,
+    another_name,
+    another_value_assigned,
+    another_program,
+    another_argument,
+    an_error_on_one_worker,
+    other_calls_on_one_worker,
+    local_results_in_a_function,
+    numbers_that_differ_are_per_replica,
+)
+
+
+def main():
+    """Runs every check, and after each one that the workers still work together."""
+    options = rx.experimental.CommunicationOptions(timeout_seconds=60)
+    strategy = rx.MultiWorkerMirroredStrategy(communication_options=options)
+    rank = workers.require().rank
+    for check in CHECKS:
+        found = check(strategy, rank)
+        assert they_still_work_together(strategy, rank), check
+        print("found " + json.dumps([check.__name__, found]))
+
+
+if __name__ == "__main__":
+    main()
