@@ -7,6 +7,7 @@ BIN    := $(VENV)/bin
 ADAPTERS := .venv-adapters
 # Two workers: a test drives 8 virtual devices, so more would only share the same cores.
 JOBS   ?= 2
+PARTS  := contracts strategies input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -40,13 +41,21 @@ layers: $(VENV)/.installed-dev  ## Check that imports go down the layers only
 doctest: $(VENV)/.installed-dev  ## Run the examples in the docstrings of src
 	$(BIN)/python -m pytest -q --doctest-modules src
 
+# In parts, each in new processes: compiled programs pile up in a process, and the more there are
+# the slower it gets. Tests that start clusters of their own come last and alone.
 unit: $(VENV)/.installed-dev  ## Run all tests
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+	for part in $(PARTS); do \
+	  $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/$$part || exit 1; \
+	done
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests \
+	  $(patsubst %,--ignore=tests/%,$(PARTS) multiprocess)
+	$(BIN)/python -m pytest -q tests/multiprocess
 
 bench: $(VENV)/.installed-dev  ## Measure what a step and a batch cost beside hand-written JAX
 	$(BIN)/python benchmarks/dispatch.py
 	$(BIN)/python benchmarks/optimizer.py
 	$(BIN)/python benchmarks/input.py
+	$(BIN)/python benchmarks/multi_worker.py
 
 clean:  ## Remove the environment, caches and build products
 	rm -rf $(VENV) $(ADAPTERS) .pytest_cache .ruff_cache .import_linter_cache .jax_cache build dist

@@ -4,8 +4,6 @@ It is at the root so that the tests and the examples in src share it. A run with
 devices fails as a whole: a skipped test would look like a passing one.
 """
 
-import gc
-import itertools
 import os
 import pathlib
 import threading
@@ -27,8 +25,6 @@ THREAD_GRACE_SECONDS = 2.0
 
 # Set by tests/multiprocess for the workers of a cluster that run the same tests together.
 IN_CLUSTER = "REPLICAX_TEST_CLUSTER" in os.environ
-
-MAX_MAPS = 20_000
 
 # Compiled programs, shared by the workers, by the processes that tests start and by later runs:
 # the same few programs over the same devices are most of what a run would compile.
@@ -68,30 +64,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             "pytest plugin or an option that starts a JAX backend before conftest.py.",
             returncode=3,
         )
-
-
-_num_tests = itertools.count(1)
-
-
-@pytest.fixture(autouse=True)
-def bounded_memory_maps() -> Iterator[None]:
-    """Lets JAX forget its programs now and then.
-
-    Every compiled program maps memory, and a process may have 65,530 maps; beyond that the
-    compiler crashes. A program that is needed again comes out of the cache on disk.
-    """
-    yield
-    if next(_num_tests) % 100 == 0 and _num_maps() > MAX_MAPS:
-        jax.clear_caches()
-        gc.collect()
-
-
-def _num_maps() -> int:
-    try:
-        with open("/proc/self/maps", "rb") as maps:
-            return sum(1 for _ in maps)
-    except FileNotFoundError:  # no Linux
-        return 0
 
 
 def _environment() -> dict[str, str]:

@@ -7,6 +7,9 @@ parts together must be the same. That each worker really has its own part only i
 """
 
 import base64
+import os
+import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +35,17 @@ def begin_together(test, monkeypatch):
     monkeypatch.setattr(workers, "_MEETING_SECONDS", _START_SECONDS)
     group.exchange("the start of a test", None)
     monkeypatch.setattr(workers, "_MEETING_SECONDS", _MEETING_SECONDS)
+
+
+def end_together(status):
+    """Ends the process when all workers are done; the first one, which all talk to, last."""
+    group = workers.require()
+    group.exchange("the end of the suite", None, channel="end")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if group.rank == 0:
+        time.sleep(2)  # until the others have read that this one is done
+    os._exit(status)
 
 
 def results_of_all(local_results):

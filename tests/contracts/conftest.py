@@ -35,6 +35,7 @@ def eager():
     return EXECUTORS["eager"]
 
 
+EXIT_STATUS = pytest.StashKey[int]()
 OVER_STRATEGIES = {"strategy", "distributed", "many", "in_place"}
 
 
@@ -47,6 +48,18 @@ def pytest_collection_modifyitems(items):
             if OVER_STRATEGIES & set(item.fixturenames)
             and item.get_closest_marker("one_worker") is None
         ]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config):
+    """Ends a worker of a cluster without the minutes that JAX takes to free every program."""
+    if IN_CLUSTER:
+        cluster.end_together(config.stash.get(EXIT_STATUS, 1))
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """Remembers how the run ended."""
+    session.config.stash[EXIT_STATUS] = int(exitstatus)
 
 
 @pytest.fixture(autouse=IN_CLUSTER)
