@@ -65,9 +65,8 @@ def main():
     if task_type in (None, "", "chief", "worker"):
         weights, bias = train(strategy)
         np.testing.assert_allclose(weights, TRUE_WEIGHTS, atol=1e-2)
-        print(
-            f"{strategy.num_replicas_in_sync} replicas, weights {weights.ravel()}, bias {bias:.3f}"
-        )
+        count = strategy.num_replicas_in_sync
+        print(f"{count} replicas, weights {weights.ravel()}, bias {bias:.3f}")
     elif task_type == "ps":
         print("a parameter server takes no part in this training")
 

@@ -47,8 +47,8 @@ def test_a_parameter_server_takes_its_branch_and_joins_nobody():
 def test_the_launcher_starts_both_workers():
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "replicax.cli.main", "launch"),
-            *("--workers", "2", "--devices-per-worker", "1", EXAMPLE),
+            *(sys.executable, "-c", "from replicax.cli.main import main; main()"),
+            *("launch", "--workers", "2", "--devices-per-worker", "1", EXAMPLE),
         ],
         env={name: value for name, value in os.environ.items() if name != "TF_CONFIG"},
         cwd=REPOSITORY,
