@@ -121,7 +121,7 @@ class Restoration:
     ) -> tuple[Mapping[str, Entry], Arrays]:
         """Checks and reads everything; overwrites nothing."""
         own = self._own_states(manifest["records"], team)
-        records = {
+        records: dict[str, Record] = {
             key: manifest["records"][target] for key, target in manifest["aliases"].items()
         } | manifest["records"]
         self._same = {key: manifest["aliases"].get(key, key) for key in records}

@@ -26,12 +26,15 @@ from replicax.checkpoint import files
 from replicax.checkpoint.arrays import write_arrays
 from replicax.checkpoint.encoding import array_names, inlined
 from replicax.checkpoint.entries import GROUPS, STATES, Entry, Record, StateEntry, VariableEntry
-from replicax.checkpoint.team import BACKGROUND, Team, current_team
+from replicax.checkpoint.team import BACKGROUND, MAIN, Team, current_team
 from replicax.context import stack
 from replicax.core.errors import ContextError, WorkersDifferError
 from replicax.execution.frame import current_frame
 
 OnCommit = Callable[[], None]
+
+TELL_SECONDS = 30.0
+"""How often the first worker tells the others that it is still writing."""
 
 
 def require_host_code(call: str) -> None:
@@ -243,15 +246,38 @@ class Writing:
         if self._team.is_chief:
             files.abandon(self._path)
 
-    def finish(self, channel: str = "main") -> None:
-        """Waits until all is written, and makes it a checkpoint."""
-        error = None
+    def finish(self, channel: str = MAIN) -> None:
+        """Waits until all is written, and makes it a checkpoint.
+
+        However long that takes: the first worker tells the others that it is still at it.
+        """
+        if self._team.is_alone:
+            self._commit()
+            return
+        problems: list[Exception] = []
+        thread = None
         if self._team.is_chief:
-            try:
-                self._commit()
-            except Exception as problem:
-                error = problem
-        self._team.settle(f"the end of the save of {self._path}", error, channel=channel)
+            thread = threading.Thread(target=self._try_to_commit, args=(problems,))
+            thread.start()
+        try:
+            is_done = False
+            while not is_done:
+                if thread is not None:
+                    thread.join(TELL_SECONDS)
+                is_writing = thread is not None and thread.is_alive()
+                error = problems[0] if problems else None  # after the look at the thread
+                what = f"the end of the save of {self._path}"
+                answers = self._team.settle(what, error, message=is_writing, channel=channel)
+                is_done = not answers[0]
+        finally:
+            if thread is not None:
+                thread.join()  # what has been begun is whole, also when another worker is lost
+
+    def _try_to_commit(self, problems: list[Exception]) -> None:
+        try:
+            self._commit()
+        except Exception as problem:
+            problems.append(problem)
 
     def _commit(self) -> None:
         try:

@@ -18,7 +18,8 @@ from replicax.core.errors import ReplicaxError, WorkersDifferError
 BACKGROUND = "checkpoint"
 """The channel of threads that write; they follow one another."""
 
-_MAIN = "main"
+MAIN = "main"
+"""The channel of the main thread."""
 
 _KNOWN: dict[str, Callable[[str], Exception]] = {
     cls.__name__: cls
@@ -69,7 +70,7 @@ class Team:
         error: Exception | None = None,
         *,
         message: Any = None,
-        channel: str = _MAIN,
+        channel: str = MAIN,
     ) -> list[Any]:
         """The messages of all workers, if none has an error; every worker must call it.
 
