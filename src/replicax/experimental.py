@@ -1,5 +1,7 @@
 """Names that the documents place under ``experimental``."""
 
+from replicax.checkpoint.preemption import PreemptionCheckpointHandler
+from replicax.checkpoint.termination import TerminationConfig
 from replicax.core.options import (
     CollectiveHints,
     CommunicationImplementation,
@@ -17,5 +19,7 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiStepContext",
+    "PreemptionCheckpointHandler",
+    "TerminationConfig",
     "ValueContext",
 ]
