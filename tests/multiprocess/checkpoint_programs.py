@@ -96,8 +96,8 @@ class Cluster:
 _numbers = itertools.count()
 
 
-def start(name, folder, *arguments, num_workers=2, num_devices=1):
-    """Starts the program `name`; `folder` is what all workers share."""
+def start(name, folder, *arguments, num_workers=2, num_devices=1, file=__file__):
+    """Starts the program `name` of `file`; `folder` is what all workers share."""
     own = pathlib.Path(folder) / f"{name}-{next(_numbers)}"
     own.mkdir(parents=True)
     ports = free_ports(num_workers)
@@ -109,7 +109,7 @@ def start(name, folder, *arguments, num_workers=2, num_devices=1):
         with (own / f"output-{rank}").open("w") as output:
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, __file__, name, str(own), str(rank), str(folder), *arguments],
+                    [sys.executable, file, name, str(own), str(rank), str(folder), *arguments],
                     env=environment(num_devices, **variables),
                     cwd=ROOT,
                     stdout=output,
@@ -229,7 +229,7 @@ def round_trip(rank, folder):
     """Everything that two healthy workers can meet."""
     import replicax as rx
     from replicax.backend import workers
-    from replicax.checkpoint import files
+    from replicax.checkpoint import files, saving
     from replicax.checkpoint.latest import latest_checkpoint
 
     results = {}
@@ -297,7 +297,17 @@ def round_trip(rank, folder):
     results["not shared"] = caught(lambda: checkpoint.write(private))
     os.chdir(ROOT)
 
+    (folder / "blocked/checkpoint").mkdir(parents=True, exist_ok=True)  # where a file should be
+    blocked = folder / "blocked/ckpt"
+    counted = int(checkpoint.save_counter)
+    results["cannot be written"] = caught(lambda: checkpoint.save(blocked))
+    results["not counted"] = int(checkpoint.save_counter) == counted
+    checkpoint.save_async(blocked)
+    results["cannot be written in the background"] = caught(checkpoint.sync)
+    checkpoint.save_counter.assign(counted)
+
     # A manager, whose latest gets damaged.
+    saving.TELL_SECONDS = 0.0001  # as if writing took very long
     manager = rx.CheckpointManager(checkpoint, folder / "managed", 2)
     results["nothing there"] = manager.restore_or_initialize()
     manager.save()
@@ -407,14 +417,13 @@ def half_written(folder):
     return [name for name in os.listdir(folder) if name.endswith(".partial") and "ckpt" in name]
 
 
-PROGRAMS = {program.__name__: program for program in (round_trip, other_layout, save_for_ever)}
-
-
-def main():
+def main(*programs):
+    """Runs the program that `start` has named, and writes what it returns."""
     name, own, rank, folder, *arguments = sys.argv[1:]
-    result = PROGRAMS[name](int(rank), pathlib.Path(folder), *arguments)
+    by_name = {program.__name__: program for program in programs}
+    result = by_name[name](int(rank), pathlib.Path(folder), *arguments)
     (pathlib.Path(own) / f"result-{rank}").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main()
+    main(round_trip, other_layout, save_for_ever)
