@@ -16,6 +16,7 @@ array(10., dtype=float32)
 
 from replicax import cluster_resolver, data, experimental, metrics, optimizers, random, testing
 from replicax.backend.devices import set_virtual_devices
+from replicax.checkpoint.backup import BackupAndRestore
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.manager import CheckpointManager
 from replicax.checkpoint.options import CheckpointOptions
@@ -70,6 +71,7 @@ from replicax.variables.variable import Variable
 __version__ = "0.1.0"
 
 __all__ = [
+    "BackupAndRestore",
     "Checkpoint",
     "CheckpointManager",
     "CheckpointOptions",

@@ -1,5 +1,7 @@
 """Names that the documents place under ``experimental``."""
 
+from replicax.checkpoint.preemption import PreemptionCheckpointHandler
+from replicax.checkpoint.termination import TerminationConfig
 from replicax.core.options import (
     CollectiveHints,
     CommunicationImplementation,
@@ -21,5 +23,7 @@ __all__ = [
     "CommunicationOptions",
     "MultiStepContext",
     "MultiWorkerMirroredStrategy",
+    "PreemptionCheckpointHandler",
+    "TerminationConfig",
     "ValueContext",
 ]

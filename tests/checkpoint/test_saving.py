@@ -120,7 +120,7 @@ def test_a_background_save_is_there_after_sync_and_leaves_no_thread(two, tmp_pat
     checkpoint.sync()
 
     assert latest_checkpoint(tmp_path) == path
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before  # those of earlier tests may end meanwhile
     checkpoint.restore(path)
     assert w.numpy().min() == 1
 

@@ -1,7 +1,8 @@
 """Arrays on disk, through Orbax: the only module that names it.
 
-An array over several devices is written once, by whoever has its parts, and read
-straight onto the devices it is for. Orbax is an optional dependency.
+An array over several devices is written once and read straight onto the devices it is for.
+In a cluster every call is this process's own: Orbax waits for no other worker. Orbax is an
+optional dependency.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.backend import placement
+from replicax.backend import placement, workers
 from replicax.core.extras import require_extra
 
 Tree = Mapping[str, Mapping[str, Any]]
@@ -41,7 +42,8 @@ def write_arrays(path: Path, tree: Tree) -> Callable[[], None]:
         A function that waits until all is written, and raises if it could not be.
     """
     ocp = import_orbax()
-    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+    alone = _in_this_process(ocp)
+    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(**alone), **alone)
     try:
         checkpointer.save(path, args=ocp.args.PyTreeSave({k: dict(v) for k, v in tree.items()}))
     except BaseException:
@@ -80,7 +82,8 @@ def read_arrays(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> dict[str
     asked = {group: keys for group, keys in wanted.items() if keys}
     restore_args = {g: {k: how(s) for k, s in keys.items()} for g, keys in asked.items()}
     item = {g: dict.fromkeys(keys, 0) for g, keys in asked.items()}
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    alone = _in_this_process(ocp)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**alone), **alone) as checkpointer:
         read = checkpointer.restore(
             path,
             args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True),
@@ -89,6 +92,23 @@ def read_arrays(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> dict[str
         group: {key: _owned(array) for key, array in read.get(group, {}).items()}
         for group in wanted
     }
+
+
+def _in_this_process(ocp: Any) -> dict[str, Any]:
+    """Options by which Orbax does not meet other processes.
+
+    Its barriers wait for minutes when a worker has gone, and those in the background would
+    run collectives between those of the steps.
+    """
+    joined = workers.current()
+    if joined is None:
+        return {}
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=joined.rank,
+        active_processes={joined.rank},
+        barrier_sync_key_prefix=f"worker{joined.rank}",
+    )
+    return {"multiprocessing_options": options}
 
 
 def _owned(array: Any) -> Any:

@@ -13,9 +13,10 @@ from replicax.checkpoint.errors import CheckpointObjectError
 from replicax.checkpoint.latest import note_saved
 from replicax.checkpoint.objects import Found
 from replicax.checkpoint.options import CheckpointOptions
-from replicax.checkpoint.restoring import Restoration
-from replicax.checkpoint.saving import OnCommit, Snapshot, Writing, require_host_code
+from replicax.checkpoint.restoring import Restoration, agree_on_path
+from replicax.checkpoint.saving import OnCommit, Writing, require_host_code
 from replicax.checkpoint.status import RestoreStatus
+from replicax.checkpoint.team import current_team
 from replicax.core import notices
 from replicax.core.enums import VariableAggregation, VariableSynchronization
 from replicax.variables.creation import build_variable
@@ -198,6 +199,14 @@ class Checkpoint:
         on_commit: OnCommit,
     ) -> None:
         self.sync()
+        writing = Writing(path, lambda: self._find_to_save() | also, on_commit)
+        if options is not None and options.is_async:
+            self._writing = writing
+            writing.finish_in_background()
+        else:
+            writing.finish()
+
+    def _find_to_save(self) -> dict[str, Entry]:
         self._warn_of_unused()
         found = self._find()
         if found.empty:
@@ -207,12 +216,7 @@ class Checkpoint:
                 + ": there are no variables in its attributes. Call it once if it creates them "
                 "later, give it state_dict and load_state_dict, or leave it out."
             )
-        writing = Writing(path, Snapshot(found.entries | also), on_commit)
-        if options is not None and options.is_async:
-            self._writing = writing
-            writing.finish_in_background()
-        else:
-            writing.finish()
+        return found.entries
 
     def sync(self) -> None:
         """Waits for a save in the background, and raises what went wrong in it."""
@@ -266,14 +270,16 @@ class Checkpoint:
     def _restore(self, call: str, path: PathLike | None, *, with_counter: bool) -> RestoreStatus:
         require_host_code(call)
         self.sync()
+        team = current_team()
         if path is None:
+            agree_on_path(team, None)
             return RestoreStatus(None)
 
         def entries() -> dict[str, Entry]:
             return self._find().entries
 
         counter = self._counter_entry() if with_counter else {}
-        restoration = Restoration(Path(path).absolute(), entries, counter, SAVE_COUNTER)
+        restoration = Restoration(Path(path).absolute(), entries, counter, SAVE_COUNTER, team)
         if self._restoration is not None:
             self._restoration.end()
         self._restoration = restoration

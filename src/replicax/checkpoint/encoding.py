@@ -73,6 +73,27 @@ def _numeric(array: Any, path: str) -> Any:
     return array
 
 
+def inlined(node: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """An encoded state that needs no `arrays` beside it.
+
+    Example:
+        >>> own = {}
+        >>> node = encode({"seen": np.arange(3, dtype=np.int8)}, "model", own)
+        >>> decode(inlined(node, own), {})
+        {'seen': array([0, 1, 2], dtype=int8)}
+    """
+    kind, content = next(iter(node.items()))
+    if kind == "array":
+        array = np.asarray(arrays[content], order="C")
+        text = base64.b64encode(array.tobytes()).decode("ascii")
+        return {"inline": text, "shape": list(array.shape), "dtype": array.dtype.name}
+    if kind == "dict":
+        return {kind: [[key, inlined(child, arrays)] for key, child in content]}
+    if kind in ("list", "tuple"):
+        return {kind: [inlined(child, arrays) for child in content]}
+    return dict(node)
+
+
 def array_names(node: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], str]]:
     """Name, shape and dtype of every array that an encoded state refers to."""
     kind, content = next(iter(node.items()))
@@ -97,6 +118,9 @@ def decode(node: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
             return content
         case "array":
             return arrays[content]
+        case "inline":
+            array = np.frombuffer(base64.b64decode(content), np.dtype(node["dtype"]))
+            return array.reshape(node["shape"]).copy()
         case "bytes":
             return base64.b64decode(content)
         case "dict":

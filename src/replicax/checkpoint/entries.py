@@ -3,6 +3,9 @@
 There are three kinds of things: a variable, a Python value in a place that can be
 assigned, and an object that gives its own state. A saved thing is a *record* in the
 manifest and arrays in the groups below.
+
+In a cluster the values of the first worker are saved, except for objects whose states
+differ between workers: of these every worker has a record of its own.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from replicax.backend import compat
+from replicax.backend import compat, workers
 from replicax.checkpoint.encoding import array_names, decode, encode
 from replicax.core.enums import VariableAggregation, VariableSynchronization
+from replicax.values.distributed import PerReplica
+from replicax.values.reduce import gather_leaf
 from replicax.variables.sync_on_read import SyncOnReadVariable
 from replicax.variables.variable import Variable
 
@@ -87,16 +92,30 @@ class VariableEntry:
             value = variable.read_value() if storage.per_replica else storage.hand_out()
             arrays[VALUES][key] = value if self._is_spread(value) else np.asarray(value)
         if self._is_independent and (self._num_copies > 1 or not self._has_value):
-            copies = storage.hand_out()
-            if not storage.per_replica:
-                copies = np.asarray(copies)[None]
+            copies = self._copies()
             arrays[COPIES][key] = copies if self._is_spread(copies) else np.asarray(copies)
             record["copies"] = self._num_copies
         return record | {"has_value": self._has_value}
 
+    def _copies(self) -> Any:
+        """The copies of all replicas; every worker must ask."""
+        storage = self.variable._storage
+        copies, mesh = storage.hand_out(), storage.mesh
+        if mesh is None or not storage.per_replica:
+            return np.asarray(copies)[None]
+        if mesh.spans_workers:
+            shapes = [(1, *storage.shape)] * mesh.num_replicas
+            return gather_leaf(PerReplica(mesh, packed=copies, shapes=shapes), 0, mesh)
+        return copies
+
     @staticmethod
     def _is_spread(array: Any) -> bool:
         return isinstance(array, jax.Array) and len(array.sharding.device_set) > 1
+
+    def described(self) -> str:
+        """What it is, in words; the same on all workers."""
+        of_copies = f", {self._num_copies} copies" if self._is_independent else ""
+        return f"a variable of shape {self.variable.shape} and dtype {self._dtype}{of_copies}"
 
     @property
     def _dtype(self) -> str:
@@ -131,6 +150,8 @@ class VariableEntry:
         """The arrays that `restore` needs."""
         storage, shape, dtype = self.variable._storage, tuple(record["shape"]), record["dtype"]
         mesh = storage.mesh if self._num_copies > 1 else None
+        if workers.current() is not None:
+            mesh = None  # each worker reads for itself, and knows its own devices only
         if self._takes_copies(record) or not record["has_value"]:
             sharding = None if mesh is None else mesh.per_replica
             return [Source(COPIES, key, (record["copies"], *shape), dtype, sharding)]
@@ -140,15 +161,17 @@ class VariableEntry:
     def restore(self, key: str, record: Record, arrays: Arrays) -> None:
         """Gives the variable its saved value."""
         storage = self.variable._storage
+        local = range(1) if storage.mesh is None else storage.mesh.local_replicas
         (source,) = self.sources(key, record)
         array = arrays[source.group][key]
         with compat.concretely():
             if self._is_spread(array):
                 storage.set(array)
             elif source.group == COPIES:
-                storage.set_components(list(array))
+                storage.set_components([array[i] for i in local])
             elif isinstance(self.variable, SyncOnReadVariable):
-                storage.set_components(self.variable._divided(array))
+                copies = self.variable._divided(array)
+                storage.set_components([copies[i] for i in local])
             else:
                 storage.set_value(array)
 
@@ -236,6 +259,10 @@ class StateEntry:
             saved = record["kind"]
             return [f"{type(self.owner).__name__} with its own state here, a {saved} in the "
                     "checkpoint"]  # fmt: skip
+        if "workers" in record:  # else the state of this worker would be there
+            return [f"{type(self.owner).__name__} had another state on each of "
+                    f"{record['workers']} workers, and it is not known which of them is meant "
+                    "here"]  # fmt: skip
         return []
 
     def sources(self, key: str, record: Record) -> list[Source]:
@@ -254,6 +281,8 @@ Entry = VariableEntry | ValueEntry | StateEntry
 
 def all_sources(key: str, record: Record) -> list[Source]:
     """Every array of a record, for the host: it is not known yet what they are for."""
+    if "workers" in record:
+        return []
     if record["kind"] == StateEntry.kind:
         return [Source(STATES, *array) for array in array_names(record["state"])]
     if record["kind"] != VariableEntry.kind:

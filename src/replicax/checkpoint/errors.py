@@ -27,6 +27,10 @@ class UnmatchedValuesError(ReplicaxError, AssertionError):
     """Saved values without an object, or objects without a saved value."""
 
 
+class OtherWorkerError(ReplicaxError, RuntimeError):
+    """Another worker could not save or restore, so that this one does not either."""
+
+
 def mismatch(path: str, differences: Sequence[str]) -> CheckpointMismatchError:
     """The error that lists every difference between a checkpoint and the objects."""
     rows = "".join(f"\n  {difference}" for difference in differences)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
+import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +26,10 @@ PARTIAL = ".partial"
 REPLACED = ".replaced"
 VERSION = 1
 
+_BEGUN = "begun"
 _CHUNK = 1 << 20
+_SEEN_SECONDS = 10.0
+_LOOK_SECONDS = 0.02
 
 
 def partial_path(path: Path) -> Path:
@@ -32,11 +37,38 @@ def partial_path(path: Path) -> Path:
     return path.with_name(path.name + PARTIAL)
 
 
-def begin(path: Path) -> None:
-    """Makes an empty folder for the parts of the checkpoint `path`."""
+def begin(path: Path) -> str:
+    """Makes an empty folder for the parts of the checkpoint `path`.
+
+    Returns:
+        What `require_begun` must find there.
+    """
     partial = partial_path(path)
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     partial.mkdir(parents=True)
+    token = secrets.token_hex(8)
+    (partial / _BEGUN).write_text(token, encoding="ascii")
+    return token
+
+
+def require_begun(path: Path, token: str) -> None:
+    """Checks that another worker's `begin` is seen here; a network folder may need a moment.
+
+    Raises:
+        CheckpointNotFoundError: If it is not.
+    """
+    end = time.monotonic() + _SEEN_SECONDS
+    while True:
+        with contextlib.suppress(OSError):
+            if (partial_path(path) / _BEGUN).read_text(encoding="ascii") == token:
+                return
+        if time.monotonic() > end:
+            raise CheckpointNotFoundError(
+                f"the checkpoint {path} that the first worker has begun is not there for this "
+                f"worker. All workers must see the same folder: put {path.parent} on storage that "
+                "they share."
+            )
+        time.sleep(_LOOK_SECONDS)
 
 
 def abandon(path: Path) -> None:
@@ -52,13 +84,14 @@ def commit(path: Path, content: Mapping[str, Any]) -> None:
         content: What its manifest says, beside the list of files.
     """
     partial = partial_path(path)
+    (partial / _BEGUN).unlink()
     files = {
         file.relative_to(partial).as_posix(): [file.stat().st_size, _checksum(file)]
         for file in sorted(partial.rglob("*"))
         if file.is_file()
     }
     body = {"version": VERSION, **content, "files": files}
-    text = json.dumps({"crc32": _crc(_canonical(body)), "content": body})
+    text = json.dumps({"crc32": crc_of(body), "content": body})
     write_atomically(partial / MANIFEST, text)
     replaced = path.with_name(path.name + REPLACED)
     shutil.rmtree(replaced, ignore_errors=True)
@@ -96,7 +129,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         document = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         content = document["content"]
-        is_whole = document["crc32"] == _crc(_canonical(content))
+        is_whole = document["crc32"] == crc_of(content)
     except FileNotFoundError:
         raise _damaged(path, f"{MANIFEST} is missing") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -134,6 +167,29 @@ def verify(path: Path, manifest: Mapping[str, Any]) -> None:
         raise _damaged(path, "; ".join(problems))
 
 
+def states_file(rank: int) -> str:
+    """The name of the file with the states that only one worker has."""
+    return f"states-{rank}.json"
+
+
+def write_states(path: Path, rank: int, states: Mapping[str, Any]) -> None:
+    """Writes the states of one worker among the parts of the checkpoint `path`."""
+    write_atomically(partial_path(path) / states_file(rank), json.dumps(states))
+
+
+def read_states(path: Path, rank: int) -> dict[str, Any]:
+    """The states of one worker.
+
+    Raises:
+        DamagedCheckpointError: If they cannot be read.
+    """
+    name = states_file(rank)
+    try:
+        return json.loads((path / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(path, f"{name} cannot be read: {error}") from error
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replaces a file by one with this text; readers see the old or the new one."""
     temporary = path.with_name(path.name + PARTIAL)
@@ -159,12 +215,9 @@ def _damaged(path: Path, reason: str) -> DamagedCheckpointError:
     )
 
 
-def _canonical(content: Any) -> bytes:
-    return json.dumps(content, sort_keys=True).encode("utf-8")
-
-
-def _crc(data: bytes) -> str:
-    return f"{zlib.crc32(data):08x}"
+def crc_of(content: Any) -> str:
+    """A checksum of plain values, the same wherever they are equal."""
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode('utf-8')):08x}"
 
 
 def _checksum(file: Path) -> str:

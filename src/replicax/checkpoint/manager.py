@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from replicax.checkpoint import files
 from replicax.checkpoint.checkpoint import Checkpoint, PathLike
 from replicax.checkpoint.errors import DamagedCheckpointError
 from replicax.checkpoint.latest import Listing, now
 from replicax.checkpoint.options import CheckpointOptions
+from replicax.checkpoint.team import current_team
 from replicax.core import notices
 
 SECONDS_PER_HOUR = 3600
@@ -90,7 +89,7 @@ class CheckpointManager:
         self._init_fn = init_fn
         self._last_step = last_checkpoint_step
         self._started = now()
-        if jax.process_index() == 0:
+        if current_team().is_chief:
             self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
@@ -204,9 +203,10 @@ class CheckpointManager:
             DamagedCheckpointError: If there are checkpoints, and all are damaged.
             CheckpointMismatchError: If the latest does not fit the objects.
         """
-        paths = self._managed(Listing(self._folder))
+        names = [path.name for path in self._managed(Listing(self._folder))]
+        (names, *_) = current_team().settle("the list of checkpoints", message=names)
         damage: DamagedCheckpointError | None = None
-        for path in reversed(paths):
+        for path in [self._folder / name for name in reversed(names)]:
             try:
                 self._checkpoint.restore(path)
             except DamagedCheckpointError as error:
@@ -221,3 +221,22 @@ class CheckpointManager:
         if self._init_fn is not None:
             self._init_fn()
         return None
+
+
+def manager_of(
+    checkpoint_or_manager: Checkpoint | CheckpointManager, directory: PathLike | None
+) -> CheckpointManager:
+    """The manager that was given, or one that keeps the latest of a `Checkpoint`.
+
+    Raises:
+        ValueError: If there is a `Checkpoint` without a folder.
+        TypeError: If it is neither.
+    """
+    if isinstance(checkpoint_or_manager, CheckpointManager):
+        return checkpoint_or_manager
+    if isinstance(checkpoint_or_manager, Checkpoint) and directory is None:
+        raise ValueError(
+            f"checkpoint_dir is None, so there is no folder for {checkpoint_or_manager!r}. Pass "
+            "the folder, or a CheckpointManager."
+        )
+    return CheckpointManager(checkpoint_or_manager, directory or "", max_to_keep=1)

@@ -26,9 +26,39 @@ from replicax.checkpoint.entries import (
     all_sources,
 )
 from replicax.checkpoint.errors import CheckpointMismatchError, mismatch
+from replicax.checkpoint.team import Team
 from replicax.variables.storage import Storage
 
 Find = Callable[[], dict[str, Entry]]
+
+
+def agree_on_path(
+    team: Team, path: Path | None, checksum: str = "", error: Exception | None = None
+) -> None:
+    """Lets all workers restore the same checkpoint, or none.
+
+    Args:
+        team: The workers.
+        path: What this one would restore.
+        checksum: Of what the checkpoint says of itself.
+        error: Why this one cannot.
+
+    Raises:
+        Exception: The error of the first worker that has one.
+        WorkersDifferError: If the workers would restore different things.
+    """
+    place = None if path is None else str(path)
+    answers = team.settle("a restore of a checkpoint", error, message=[place, checksum])
+    team.require_same(
+        "the path of the checkpoint to restore",
+        [place for place, _ in answers],
+        "All workers must see the same folder, and restore the same checkpoint of it.",
+    )
+    team.require_same(
+        f"what {place} holds",
+        [checksum for _, checksum in answers],
+        "All workers must see the same folder: put it on storage that they share.",
+    )
 
 
 class Restoration:
@@ -42,7 +72,12 @@ class Restoration:
     """
 
     def __init__(
-        self, path: Path, find: Find, counter: Mapping[str, Entry], counter_key: str
+        self,
+        path: Path,
+        find: Find,
+        counter: Mapping[str, Entry],
+        counter_key: str,
+        team: Team,
     ) -> None:
         """Reads `path` and restores what there is.
 
@@ -51,6 +86,7 @@ class Restoration:
             find: Gives the entries of the objects as they are at the moment.
             counter: The entry of the counter of saves; empty to leave it alone.
             counter_key: Its key; a checkpoint need not have it.
+            team: The workers that restore it, each for itself.
 
         Raises:
             CheckpointNotFoundError: If there is no checkpoint at `path`.
@@ -61,24 +97,51 @@ class Restoration:
         self.is_partial = False
         self.num_given = 0
         self._find = find
-        manifest = files.read_manifest(path)
-        records = {
+        self._same: dict[str, str] = {}
+        self.unused: dict[str, Record] = {}
+        self._kept: Arrays = {}
+        entries, arrays, checksum, error = {}, {}, "", None
+        try:
+            manifest = files.read_manifest(path)
+            checksum = files.crc_of(manifest)
+            entries, arrays = self._prepare(manifest, counter, counter_key, team)
+        except Exception as problem:  # told to the other workers before anything is overwritten
+            error = problem
+        agree_on_path(team, path, checksum, error)
+        self._restore(entries, arrays, team)
+        if self.unused:
+            awaiting.watch_for(self)
+
+    def _prepare(
+        self,
+        manifest: Mapping[str, Any],
+        counter: Mapping[str, Entry],
+        counter_key: str,
+        team: Team,
+    ) -> tuple[Mapping[str, Entry], Arrays]:
+        """Checks and reads everything; overwrites nothing."""
+        own = self._own_states(manifest["records"], team)
+        records: dict[str, Record] = {
             key: manifest["records"][target] for key, target in manifest["aliases"].items()
         } | manifest["records"]
         self._same = {key: manifest["aliases"].get(key, key) for key in records}
-        self.unused: dict[str, Record] = dict(records)
-        entries = find()
+        self.unused = {key: own.get(self._same[key], record) for key, record in records.items()}
+        entries = self._find()
         if counter_key in records and counter:
             entries = {**entries, **counter}
         else:
             self.unused.pop(counter_key, None)
         self._check(entries)
-        files.verify(path, manifest)
-        self._kept: Arrays = {}
-        self._restore(entries, self._read(entries))
-        self._kept = self._read_unused()
-        if self.unused:
-            awaiting.watch_for(self)
+        files.verify(self.path, manifest)
+        self._kept = self._read_others(entries)
+        return entries, self._read(entries)
+
+    def _own_states(self, records: Mapping[str, Record], team: Team) -> dict[str, Record]:
+        """The states that were this worker's alone, where there are as many workers."""
+        if not any(record.get("workers") == team.num_workers for record in records.values()):
+            return {}
+        states = files.read_states(self.path, team.rank)
+        return {key: {"kind": StateEntry.kind, "state": state} for key, state in states.items()}
 
     # -- now -----------------------------------------------------------------------------------
 
@@ -98,8 +161,12 @@ class Restoration:
         }
         return self._load([source for sources in wanted.values() for source in sources])
 
-    def _read_unused(self) -> Arrays:
-        wanted = [all_sources(self._same[key], record) for key, record in self.unused.items()]
+    def _read_others(self, entries: Mapping[str, Entry]) -> Arrays:
+        wanted = [
+            all_sources(self._same[key], record)
+            for key, record in self.unused.items()
+            if key not in entries
+        ]
         return self._load([source for sources in wanted for source in sources])
 
     def _load(self, sources: list[Source]) -> dict[str, dict[str, Any]]:
@@ -113,20 +180,38 @@ class Restoration:
         read = read_arrays(self.path / files.ARRAYS, wanted)
         return {group: read[group] | empty[group] for group in GROUPS}
 
-    def _restore(self, entries: Mapping[str, Entry], arrays: Arrays) -> None:
-        """Gives the values; objects that may refuse theirs first, and undone if one does."""
+    def _restore(
+        self, entries: Mapping[str, Entry], arrays: Arrays, team: Team | None = None
+    ) -> None:
+        """Gives the values; objects that may refuse theirs first, and undone if one does.
+
+        With `team` they are undone on all workers if one refuses on any of them.
+        """
         states = {key: entry for key, entry in entries.items() if isinstance(entry, StateEntry)}
         before = {key: entry.get() for key, entry in states.items()}
         changed: list[str] = []
+        error: Exception | None = None
         for key, entry in states.items():
             try:
                 changed.append(key)
                 entry.restore(self._same[key], self.unused[key], arrays)
-            except Exception as error:
-                for other in changed:
+            except Exception as refusal:
+                text = f"{key}: {type(entry.owner).__name__} refused its state: {refusal}"
+                error = mismatch(str(self.path), [text])
+                error.__cause__ = refusal
+                break
+        try:
+            if team is not None and not team.is_alone:
+                team.settle("the states of a restored checkpoint", error)
+            elif error is not None:
+                raise error
+        except BaseException as failure:
+            for other in changed:
+                try:
                     states[other].set(before[other])
-                text = f"{key}: {type(entry.owner).__name__} refused its state: {error}"
-                raise mismatch(str(self.path), [text]) from error
+                except Exception as problem:
+                    failure.add_note(f"{other} did not take its old state back: {problem}")
+            raise
         with RUN_AHEAD.lock:  # no step of another thread sees some old values and some new ones
             for key, entry in entries.items():
                 if key not in states:

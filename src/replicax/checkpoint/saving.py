@@ -8,25 +8,33 @@ call returns.
 from __future__ import annotations
 
 import concurrent.futures.thread  # its own work at exit must be registered before ours
+import contextlib
 import functools
+import itertools
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
+import numpy as np
 
 from replicax.backend import compat
 from replicax.backend.runahead import RUN_AHEAD
 from replicax.checkpoint import files
 from replicax.checkpoint.arrays import write_arrays
-from replicax.checkpoint.entries import GROUPS, Entry, Record
+from replicax.checkpoint.encoding import array_names, inlined
+from replicax.checkpoint.entries import GROUPS, STATES, Entry, Record, StateEntry, VariableEntry
+from replicax.checkpoint.team import BACKGROUND, MAIN, Team, current_team
 from replicax.context import stack
-from replicax.core.errors import ContextError
+from replicax.core.errors import ContextError, WorkersDifferError
 from replicax.execution.frame import current_frame
 
 OnCommit = Callable[[], None]
+
+TELL_SECONDS = 30.0
+"""How often the first worker tells the others that it is still writing."""
 
 
 def require_host_code(call: str) -> None:
@@ -47,6 +55,24 @@ def require_host_code(call: str) -> None:
         )
 
 
+_ONE_PATH = (
+    "Pass the same path on every worker, also where only the first one is said to save: it alone "
+    "writes, and the others need no folder of their own."
+)
+
+
+def _raise_difference(team: Team, outline: list[str]) -> NoReturn:
+    """Says in what the workers differ, after it has been seen that they do."""
+    outlines = team.settle("the objects of a checkpoint", message=outline)
+    rank = next(rank for rank, other in enumerate(outlines) if other != outlines[0])
+    pairs = itertools.zip_longest(outlines[0], outlines[rank], fillvalue="nothing")
+    first, other = next(pair for pair in pairs if pair[0] != pair[1])
+    raise WorkersDifferError(
+        f"the workers would save different things: {first} on {team.names[0]}, {other} on "
+        f"{team.names[rank]}. Give the Checkpoint the same objects on every worker."
+    )
+
+
 class Snapshot:
     """The values of all entries at one moment.
 
@@ -54,25 +80,69 @@ class Snapshot:
         records: What the manifest says of each, by key.
         aliases: For a thing with several keys, from the later ones to the first.
         arrays: The arrays, by group and name; zero-sized ones are left out.
+        own_states: The states that only this worker has, by key.
     """
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
-        """Takes the values, between two steps of whatever thread makes them."""
+    def __init__(self, entries: Mapping[str, Entry], team: Team) -> None:
+        """Takes what is in this process; `take_variables` follows."""
         self.records: dict[str, Record] = {}
         self.aliases: dict[str, str] = {}
-        groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+        self.arrays: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+        self.own_states: dict[str, Any] = {}
+        self._team = team
+        self._variables: dict[str, VariableEntry] = {}
         first: dict[int, str] = {}
-        with RUN_AHEAD.lock:
-            for key, entry in entries.items():
-                known = first.setdefault(entry.identity, key)
-                if known != key:
-                    self.aliases[key] = known
-                else:
-                    self.records[key] = entry.save(key, groups)
+        for key, entry in entries.items():
+            known = first.setdefault(entry.identity, key)
+            if known != key:
+                self.aliases[key] = known
+            elif isinstance(entry, VariableEntry):
+                self._variables[key] = entry
+            else:
+                self.records[key] = entry.save(key, self.arrays)
+
+    def outline(self) -> list[str]:
+        """What there is, in words; the same on all workers."""
+        variables = [f"{key}: {entry.described()}" for key, entry in self._variables.items()]
+        others = [f"{key}: {record['kind']}" for key, record in self.records.items()]
+        return variables + others + [f"{key}: as {known}" for key, known in self.aliases.items()]
+
+    def states(self) -> dict[str, str]:
+        """A checksum of every state, by key."""
+        return {key: files.crc_of(self._inlined(key)) for key in self._state_keys()}
+
+    def _state_keys(self) -> list[str]:
+        return [key for key, record in self.records.items() if record["kind"] == StateEntry.kind]
+
+    def _inlined(self, key: str) -> Any:
+        return inlined(self.records[key]["state"], self.arrays[STATES])
+
+    def take_variables(self, differing: Set[str]) -> None:
+        """Takes the values of variables; every worker must.
+
+        Args:
+            differing: The keys of states that are not the same on all workers.
+        """
+        for key in differing:
+            self.own_states[key] = self._inlined(key)
+            for name, _, _ in array_names(self.records[key]["state"]):
+                del self.arrays[STATES][name]
+            self.records[key] = {"kind": StateEntry.kind, "workers": self._team.num_workers}
+        for key, entry in self._variables.items():
+            self.records[key] = entry.save(key, self.arrays)
+        if not self._team.is_chief:
+            self.arrays = {}
         self.arrays = {
-            group: {name: array for name, array in named.items() if array.size}
-            for group, named in groups.items()
+            group: {name: self._for_disk(array) for name, array in named.items() if array.size}
+            for group, named in self.arrays.items()
         }
+
+    def _for_disk(self, array: Any) -> Any:
+        if self._team.is_alone or not isinstance(array, jax.Array):
+            return array
+        if array.is_fully_replicated:
+            return np.asarray(compat.shards(array)[0])
+        return np.asarray(array)
 
     def manifest(self) -> dict[str, Any]:
         """What the manifest says of the values."""
@@ -80,58 +150,162 @@ class Snapshot:
 
 
 class Writing:
-    """One checkpoint on its way to the disk."""
+    """One checkpoint on its way to the disk.
 
-    def __init__(self, path: Path, snapshot: Snapshot, on_commit: OnCommit) -> None:
+    In a cluster all workers make one together. The first worker writes: until it does, each
+    has told the others that it is there and can see the folder, and has given what only it
+    has. From then on a worker that is lost takes nothing of the checkpoint with it.
+    """
+
+    def __init__(
+        self, path: Path, find: Callable[[], Mapping[str, Entry]], on_commit: OnCommit
+    ) -> None:
         """Begins; returns when the values have been copied from the devices.
 
         Args:
             path: Where the checkpoint will be.
-            snapshot: What is in it.
+            find: Gives what is in it, or raises.
             on_commit: Called when it is complete.
+
+        Raises:
+            WorkersDifferError: If the workers do not save the same.
+            WorkerLostError: If a worker has gone.
         """
         self._path = path
-        self._manifest = snapshot.manifest()
         self._on_commit = on_commit
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._finish_arrays: Callable[[], None] | None = None
-        self._is_first_worker = jax.process_index() == 0
-        if self._is_first_worker:
-            files.begin(path)
-        arrays = {group: named for group, named in snapshot.arrays.items() if named}
+        self._team = current_team()
         try:
-            if arrays:
-                parts = files.partial_path(path) / files.ARRAYS
-                self._finish_arrays = write_arrays(parts, arrays)
+            with RUN_AHEAD.lock:  # between two steps of whatever thread makes them
+                self._manifest = self._begin(find)
         except BaseException:
-            if self._is_first_worker:
-                files.abandon(path)
+            self._abandon()
             raise
 
-    def finish(self) -> None:
-        """Waits until all is written, and makes it a checkpoint."""
+    def _begin(self, find: Callable[[], Mapping[str, Entry]]) -> dict[str, Any]:
+        team, path = self._team, self._path
+        snapshot, token, error = None, "", None
         try:
-            if self._finish_arrays is not None:
+            snapshot = Snapshot(find(), team)
+            if team.is_chief:
+                token = files.begin(path)
+        except Exception as problem:
+            error = problem
+        if team.is_alone and error is not None:
+            raise error
+        differing = self._agree(snapshot, token, error)
+        assert snapshot is not None
+        try:
+            snapshot.take_variables(differing)
+            if snapshot.own_states:
+                files.write_states(path, team.rank, snapshot.own_states)
+            arrays = {group: named for group, named in snapshot.arrays.items() if named}
+            if team.is_chief and arrays:
+                parts = files.partial_path(path) / files.ARRAYS
+                self._finish_arrays = write_arrays(parts, arrays)
+        except Exception as problem:
+            error = problem
+        team.settle("the values of a checkpoint", error)
+        return snapshot.manifest()
+
+    def _agree(
+        self, snapshot: Snapshot | None, token: str, error: Exception | None
+    ) -> frozenset[str]:
+        """Compares what the workers are about to save; none waits for another after that.
+
+        Returns:
+            The keys of the states that are not the same on all workers.
+        """
+        team = self._team
+        if team.is_alone:
+            return frozenset()
+        message = None
+        if snapshot is not None:
+            message = [str(self._path), token, files.crc_of(snapshot.outline()), snapshot.states()]
+        answers = team.settle("the beginning of a save of a checkpoint", error, message=message)
+        assert snapshot is not None
+        paths, tokens, outlines, states = zip(*answers, strict=True)
+        team.require_same("the path of a checkpoint", list(paths), _ONE_PATH)
+        if len(set(outlines)) > 1:
+            _raise_difference(team, snapshot.outline())
+        try:
+            files.require_begun(self._path, tokens[0])
+        except Exception as problem:
+            error = problem
+        team.settle("the folder of a checkpoint", error)
+        return frozenset(
+            key for key in states[0] if any(other[key] != states[0][key] for other in states)
+        )
+
+    def _abandon(self) -> None:
+        if self._finish_arrays is not None:
+            with contextlib.suppress(Exception):
                 self._finish_arrays()
-            if self._is_first_worker:
-                files.commit(self._path, self._manifest)
-                self._on_commit()
+        if self._team.is_chief:
+            files.abandon(self._path)
+
+    def finish(self, channel: str = MAIN) -> None:
+        """Waits until all is written, and makes it a checkpoint.
+
+        However long that takes: the first worker tells the others that it is still at it.
+        """
+        if self._team.is_alone:
+            self._commit()
+            return
+        problems: list[Exception] = []
+        thread = None
+        if self._team.is_chief:
+            thread = threading.Thread(target=self._try_to_commit, args=(problems,))
+            thread.start()
+        try:
+            is_done = False
+            while not is_done:
+                if thread is not None:
+                    thread.join(TELL_SECONDS)
+                is_writing = thread is not None and thread.is_alive()
+                error = problems[0] if problems else None  # after the look at the thread
+                what = f"the end of the save of {self._path}"
+                answers = self._team.settle(what, error, message=is_writing, channel=channel)
+                is_done = not answers[0]
+        finally:
+            if thread is not None:
+                thread.join()  # what has been begun is whole, also when another worker is lost
+
+    def _try_to_commit(self, problems: list[Exception]) -> None:
+        try:
+            self._commit()
+        except Exception as problem:
+            problems.append(problem)
+
+    def _commit(self) -> None:
+        try:
+            finish, self._finish_arrays = self._finish_arrays, None
+            if finish is not None:
+                finish()
+            files.commit(self._path, self._manifest)
+            self._on_commit()
         except BaseException:
-            if self._is_first_worker:
-                files.abandon(self._path)
+            files.abandon(self._path)
             raise
 
     def finish_in_background(self) -> None:
         """Does the same on a thread of its own; `wait` raises what went wrong."""
-        self._thread = threading.Thread(target=self._run, name="replicax-checkpoint")
+        # In a cluster the threads meet those of other workers, in the order of the saves.
+        earlier = [] if self._team.is_alone else list(_unfinished)
+        self._thread = threading.Thread(
+            target=self._run, args=(earlier,), name="replicax-checkpoint"
+        )
         _unfinished.add(self)
         _wait_at_exit()
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self, earlier: list[Writing]) -> None:
+        for writing in earlier:
+            writing.join()
         try:
-            self.finish()
+            self.finish(BACKGROUND)
         except BaseException as error:  # of any kind: it is raised by `wait`
             self._error = error
 

@@ -37,6 +37,7 @@ type that a user would catch anyway. Some are defined where they are raised::
     ├── DamagedCheckpointError (ValueError)  a checkpoint that is incomplete or was changed
     ├── CheckpointNotFoundError (FileNotFoundError)  a path without a checkpoint
     ├── CheckpointObjectError (TypeError)    an object that a checkpoint cannot save
+    ├── OtherWorkerError (RuntimeError)      another worker could not save or restore
     ├── UnmatchedValuesError (AssertionError)  saved values, or objects, that are left over
     └── CheckError (AssertionError)          a check of ``replicax.testing`` found a difference
 """

@@ -1,0 +1,95 @@
+"""What the workers of the tests of preemption run."""
+
+import json
+import os
+import pathlib
+import sys
+import time
+
+import numpy as np
+
+from tests.multiprocess.checkpoint_programs import main, make_strategy
+
+
+def preempted(rank, folder, how):
+    """Trains with a `PreemptionCheckpointHandler` until it is told to leave."""
+    import replicax as rx
+
+    own = pathlib.Path(sys.argv[2])
+    strategy = make_strategy()
+    with strategy.scope():
+        w = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)
+    checkpoint = rx.Checkpoint(w=w)
+    saves = []
+    config = None
+    if how == "watched":
+        config = rx.experimental.TerminationConfig(
+            termination_watcher_fn=lambda: rank == 1 and (own / "leave").exists(),
+            grace_period=3,
+            exit_fn=lambda: sys.exit(7),
+            save_fn=lambda: saves.append([manager.save(), float(w.numpy())]),
+        )
+    manager = rx.CheckpointManager(checkpoint, folder / "preempted", 5)
+    handler = rx.experimental.PreemptionCheckpointHandler(
+        strategy.cluster_resolver, manager, termination_config=config
+    )
+    begin = [float(w.numpy()), handler.total_run_calls]
+
+    @rx.function
+    def step():
+        w.assign_add(0.5)
+
+    def slow_step():
+        time.sleep(0.02 * (1 + rank))
+        strategy.run(step)
+
+    try:
+        while True:
+            handler.run(slow_step)
+            if handler.total_run_calls == begin[1] + 5:
+                (own / f"training-{rank}").touch()
+    finally:
+        end = [float(w.numpy()), handler.total_run_calls]
+        text = json.dumps({"begin": begin, "end": end, "saves": saves})
+        (own / f"result-{rank}").write_text(text)
+
+
+def launched(folder, total):
+    """A loop with `BackupAndRestore`, started by ``replicax launch`` or alone."""
+    import replicax as rx
+
+    strategy = make_strategy()
+    rank = strategy.cluster_resolver.task_id or 0
+    with strategy.scope():
+        w = rx.Variable(np.float32(1), aggregation=rx.VariableAggregation.MEAN)
+    dataset = rx.data.Dataset.from_tensor_slices(np.arange(8, dtype=np.float32))
+    iterator = iter(strategy.distribute_dataset(dataset.shuffle(8, seed=3).repeat().batch(4)))
+    checkpoint = rx.Checkpoint(w=w, iterator=iterator)
+    backup = rx.BackupAndRestore(
+        checkpoint,
+        folder / "backup",
+        every=4,
+        enable_async=True,
+        termination_config=rx.experimental.TerminationConfig(),
+    )
+
+    @rx.function
+    def step(x):
+        mean = rx.get_replica_context().all_reduce("SUM", x.sum()) / 4
+        w.assign(w * 0.9 + mean)
+
+    attempt = os.environ.get("REPLICAX_ATTEMPT", "0")
+    for number in backup.steps(int(total)):
+        strategy.run(step, args=(next(iterator),))
+        time.sleep(0.05)
+        with (folder / f"steps-{rank}").open("a") as file:
+            file.write(f"{attempt} {number} {np.asarray(w).tobytes().hex()}\n")
+        (folder / f"pid-{rank}-{attempt}").write_text(str(os.getpid()))
+    return np.asarray(w).tobytes().hex()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "launched":
+        launched(pathlib.Path(sys.argv[2]), sys.argv[3])
+    else:
+        main(preempted)

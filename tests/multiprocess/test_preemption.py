@@ -1,0 +1,133 @@
+"""SIGTERM on any worker lets all of them save at the same step and leave, with real processes."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import replicax as rx
+from replicax.cluster.spec import ClusterSpec
+from replicax.cluster_resolver import SimpleClusterResolver
+from replicax.launch.exit_codes import PREEMPTED
+from tests.multiprocess import preemption_programs
+from tests.multiprocess.checkpoint_programs import ROOT, environment, start
+
+pytestmark = pytest.mark.multiprocess
+
+PROGRAMS = preemption_programs.__file__
+LAUNCH = "from replicax.cli.main import main; main()"
+
+
+def results(cluster):
+    files = [cluster.folder / f"result-{rank}" for rank in range(len(cluster.processes))]
+    return [json.loads(file.read_text()) for file in files]
+
+
+def test_sigterm_on_any_worker_lets_all_save_at_the_same_step_and_go_on_later(tmp_path):
+    reached = [0, 0]
+    for victim in (1, 0):
+        with start("preempted", tmp_path, "default", file=PROGRAMS) as cluster:
+            cluster.wait_for("training-0")
+            os.kill(cluster.processes[victim].pid, signal.SIGTERM)
+            codes = cluster.wait(60)
+            assert codes == [PREEMPTED, PREEMPTED], cluster.output()
+            one, other = results(cluster)
+        assert one == other
+        assert one["begin"] == reached
+        reached = one["end"]
+        assert reached[1] >= one["begin"][1] + 5
+        assert reached[0] == reached[1]  # two workers, half a unit each: one a step
+
+    with start("preempted", tmp_path, "watched", file=PROGRAMS) as cluster:
+        cluster.wait_for("training-0")
+        began = time.monotonic()
+        (cluster.folder / "leave").touch()
+        assert cluster.wait(60) == [7, 7], cluster.output()
+        took = time.monotonic() - began
+        one, other = results(cluster)
+    assert one == other
+    assert one["begin"] == reached
+    (_, first), (_, second) = one["saves"]  # at once, and when the grace period was over
+    assert one["begin"][0] < first < second == one["end"][0]
+    assert took < 30
+
+
+TOTAL = 40
+
+
+def launch(folder):
+    program = [PROGRAMS, "--", "launched", str(folder), str(TOTAL)]
+    command = ["launch", "--workers", "2", "--devices-per-worker", "1", "--backoff", "0"]
+    with (folder / "output").open("a") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, *command, *program],
+            env=environment(1),
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+@pytest.mark.parametrize("victim", [0, 1, "launcher"])
+def test_a_preempted_run_under_the_launcher_ends_with_the_same_bits(victim, tmp_path):
+    with launch(tmp_path) as launcher:
+        try:
+            pid = int(wait_for_text(tmp_path / f"pid-{int(victim == 1)}-1", launcher))
+            os.kill(launcher.pid if victim == "launcher" else pid, signal.SIGTERM)
+            code = launcher.wait(120)
+        finally:
+            launcher.kill()
+    if victim == "launcher":  # it lets its workers save, and starts nothing again
+        assert code == PREEMPTED, (tmp_path / "output").read_text()
+        before = len(read_rows(tmp_path / "steps-0"))
+        assert 0 < before < TOTAL
+        with launch(tmp_path) as launcher:
+            try:
+                code = launcher.wait(120)
+            finally:
+                launcher.kill()
+    assert code == 0, (tmp_path / "output").read_text()
+
+    rows = [read_rows(tmp_path / f"steps-{rank}") for rank in range(2)]
+    assert rows[0] == rows[1]
+    if victim != "launcher":
+        assert {attempt for attempt, _, _ in rows[0]} == {"1", "2"}
+    assert [number for _, number, _ in rows[0]] == [str(n) for n in range(TOTAL)]  # each step once
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    done = subprocess.run(
+        [sys.executable, PROGRAMS, "launched", str(alone), str(TOTAL)],
+        env=environment(2),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [bits for *_, bits in read_rows(alone / "steps-0")] == [bits for *_, bits in rows[0]]
+
+
+def wait_for_text(path, process, seconds=90):
+    end = time.monotonic() + seconds
+    while not (path.exists() and path.read_text()):
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def read_rows(path):
+    return [line.split() for line in pathlib.Path(path).read_text().splitlines()]
+
+
+def test_a_handler_of_workers_that_were_not_joined_is_refused():
+    spec = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
+    resolver = SimpleClusterResolver(ClusterSpec(spec), task_type="worker", task_id=0)
+    with pytest.raises(ValueError, match=re.escape("knows 2 workers, which this process has not")):
+        rx.experimental.PreemptionCheckpointHandler(resolver, rx.Checkpoint(n=1), "unused")
