@@ -114,6 +114,18 @@ def test_is_batching_looks_no_further_than_it_is_told():
     assert seen == [(True, False), False]
 
 
+def test_outside_traces_a_program_runs_while_another_is_recorded():
+    seen = []
+
+    def recorded(x):
+        with compat.outside_traces():
+            seen.append(jax.jit(lambda: jnp.ones(2) + 1)().tolist())
+        return x + 1
+
+    jax.jit(recorded)(1.0)
+    assert seen == [[2.0, 2.0]]
+
+
 def test_concretely_lets_operations_on_concrete_values_run_at_once():
     seen = []
 
