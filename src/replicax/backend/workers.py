@@ -26,7 +26,13 @@ from typing import Any
 import jax
 
 from replicax.backend import compat
-from replicax.core.errors import DeviceError, ReplicaxError, WorkerLostError, WorkersDifferError
+from replicax.core.errors import (
+    DeviceError,
+    LostVariableError,
+    ReplicaxError,
+    WorkerLostError,
+    WorkersDifferError,
+)
 
 DEFAULT_TIMEOUT_SECONDS = 10.0
 
@@ -40,12 +46,13 @@ _BEAT_SECONDS = 0.5
 _SILENT_SECONDS = 3.0
 _SLICE_SECONDS = 1.0
 _GOODBYE_SECONDS = 2.0
-_HEARTBEAT_MARGIN_SECONDS = 10  # JAX ends a worker then, which should have said why before
+_HEARTBEAT_MARGIN_SECONDS = 30  # JAX ends a worker after half of it, which has said why by then
 _COLLECTIVE_TIMEOUT_FLAG = "--xla_cpu_collective_timeout_seconds"
 
-# The last beat of a worker that leaves.
+# The last beat of a worker that leaves. One that left because of another is not the cause.
 _ENDED = "ended"
 _FAILED = "failed"
+_BEREFT = "bereft"
 
 # A status of the runtime, and in it what carries collectives or messages between processes.
 _COMMUNICATION_ERROR = re.compile(
@@ -192,12 +199,24 @@ class Workers:
         return time.monotonic() - self._looked_at <= seconds
 
     def gone(self, seconds: float) -> tuple[int, ...]:
-        """The workers that have left, or had not been heard of for this long when last looked."""
+        """The workers that have left, or had not been heard of for this long when last looked.
+
+        Those that left because of others are listed only if there is nobody else.
+        """
         seen = list(self._seen.items())
-        return tuple(
+        bereft = tuple(rank for rank, (beat, _) in seen if beat == _BEREFT)
+        others = tuple(
             rank
             for rank, (beat, at) in seen
-            if beat in (_ENDED, _FAILED) or self._looked_at - at > seconds
+            if rank not in bereft and (beat in (_ENDED, _FAILED) or self._looked_at - at > seconds)
+        )
+        return others or bereft
+
+    def _num_left(self) -> int:
+        seen = list(self._seen.values())
+        return sum(
+            beat in (_ENDED, _FAILED, _BEREFT) or self._looked_at - at > self.timeout_seconds
+            for beat, at in seen
         )
 
     def lost(
@@ -243,7 +262,8 @@ class Workers:
             if not self._is_service_heard(self._silent_seconds):  # nor is anybody else
                 return () if self.service_rank is None else (self.service_rank,)
             missing = self.gone(self._silent_seconds)
-            if missing or time.monotonic() > end:
+            is_cause = any(self._seen[rank][0] != _BEREFT for rank in missing)
+            if is_cause or time.monotonic() > end:
                 return missing
             time.sleep(_BEAT_SECONDS / 2)
 
@@ -252,6 +272,8 @@ class Workers:
     def end(self, last_beat: str) -> bool:
         """Ends the thread and tells the others why; whether they could be told."""
         self._ended.set()
+        if not self._is_service_heard(self._silent_seconds):
+            return False
         self._heart.join(_GOODBYE_SECONDS)
         client = compat.coordination_client()
         return within(
@@ -265,7 +287,7 @@ class Workers:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._look_at_all(client)
-            if len(self.gone(self.timeout_seconds)) == self.num_workers - 1:
+            if self._num_left() == self.num_workers - 1:
                 return
             time.sleep(_BEAT_SECONDS / 5)
 
@@ -291,7 +313,12 @@ def lost_worker(error: BaseException) -> WorkerLostError | None:
         An error that names the missing workers. None if this process is in no cluster, or
         `error` has nothing to do with the other workers.
     """
-    if _workers is None or isinstance(error, ReplicaxError):
+    if _workers is None:
+        return None
+    if isinstance(error, LostVariableError):  # perhaps to a program that failed for this reason
+        lost = _workers.lost("in a program of all workers", error)
+        return lost if lost.workers else None
+    if isinstance(error, ReplicaxError):
         return None
     if not isinstance(error, (RuntimeError, ValueError)):  # JAX raises both for a collective
         return None
@@ -324,7 +351,7 @@ def join(
     require_not_started()
     limit_collectives(timeout_seconds)
     jax.config.update("jax_enable_recoverability", True)  # or JAX ends all when one has gone
-    heartbeat = round(timeout_seconds) + _HEARTBEAT_MARGIN_SECONDS
+    heartbeat = 2 * round(timeout_seconds) + _HEARTBEAT_MARGIN_SECONDS
     service = os.environ.get(COORDINATION_VARIABLE)
     if service:
         compat.connect_to_coordination(
@@ -377,16 +404,16 @@ def limit_collectives(timeout_seconds: float) -> None:
 # So a worker disconnects only if the service has just answered, and the one that has the service
 # leaves last, also after an error of its own. Nothing waits for a worker that has gone.
 
-_failed = False
+_last_beat = _ENDED
 
 
 def _note_errors() -> None:
     previous = sys.excepthook
 
     def hook(kind: Any, error: BaseException, trace: Any) -> None:
-        global _failed
-        _failed = True
+        global _last_beat
         lost = lost_worker(error)
+        _last_beat = _BEREFT if lost or isinstance(error, WorkerLostError) else _FAILED
         if lost is not None:  # an error that came past all that could translate it
             lost.__cause__ = error
             kind, error, trace = type(lost), lost, None
@@ -398,10 +425,12 @@ def _note_errors() -> None:
 def _leave(workers: Workers) -> None:
     if compat.coordination_client() is None:
         return
-    told = workers.end(_FAILED if _failed else _ENDED)
+    told = workers.end(_last_beat)
     if workers.service_rank == workers.rank:
         # After an error, as long as the others need to notice.
-        patience = workers.timeout_seconds + _SILENT_SECONDS if _failed else _MEETING_SECONDS
+        patience = _MEETING_SECONDS
+        if _last_beat != _ENDED:
+            patience = workers.timeout_seconds + _SILENT_SECONDS
         with contextlib.suppress(Exception):
             workers.await_others(patience)
             time.sleep(_BEAT_SECONDS)  # their disconnection follows
