@@ -114,6 +114,18 @@ def test_is_batching_looks_no_further_than_it_is_told():
     assert seen == [(True, False), False]
 
 
+def test_outside_traces_a_program_runs_while_another_is_recorded():
+    seen = []
+
+    def recorded(x):
+        with compat.outside_traces():
+            seen.append(jax.jit(lambda: jnp.ones(2) + 1)().tolist())
+        return x + 1
+
+    jax.jit(recorded)(1.0)
+    assert seen == [[2.0, 2.0]]
+
+
 def test_concretely_lets_operations_on_concrete_values_run_at_once():
     seen = []
 
@@ -447,6 +459,33 @@ def test_gke_tells_a_tpu_host_its_slice():
         JAX_FORCE_TPU_INIT="1",
         TPU_WORKER_HOSTNAMES="t-0,t-1",
         TPU_WORKER_ID="1",
+    )
+
+
+# -- several processes -------------------------------------------------------------------------
+
+
+def test_a_process_joins_a_service_that_another_one_has_and_both_may_go():
+    run_fresh(
+        """
+        from replicax.backend import compat
+        from replicax.cluster.addresses import free_port
+        address = f"127.0.0.1:{free_port()}"
+        assert compat.coordination_client() is None
+        service = compat.start_coordination_service(
+            address, 1, heartbeat_seconds=10, shutdown_seconds=5
+        )
+        compat.connect_to_coordination(address, 1, 0, heartbeat_seconds=10, start_seconds=30)
+        client = compat.coordination_client()
+        client.key_value_set("key", "value")
+        assert client.key_value_try_get("key") == "value"
+        import jax
+        assert (jax.process_index(), jax.process_count()) == (0, 1)
+        compat.leave_coordination()
+        compat.forget_coordination()
+        assert compat.coordination_client() is None
+        service.shutdown()
+        """
     )
 
 

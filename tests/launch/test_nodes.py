@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import signal
 import socket
@@ -22,7 +23,7 @@ from replicax.launch.plan import Job
 from replicax.launch.restart import RestartLimits
 from replicax.launch.run import Observer, Run
 from replicax.launch.summary import Summary
-from tests.launch.programs import WAIT_SECONDS, program
+from tests.launch.programs import WAIT_SECONDS, program, wait_until
 
 LIMITS = RestartLimits(max_restarts=1, backoff_seconds=0.0)
 
@@ -113,10 +114,15 @@ def test_it_does_not_matter_which_node_starts_first(start):
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_failure_on_one_node_restarts_all_nodes_on_new_ports(start, failing: int):
+def test_a_failure_on_one_node_restarts_all_nodes_on_new_ports(
+    start, failing: int, tmp_path: pathlib.Path
+):
+    os.mkfifo(tmp_path / "fifo")
     source = f"""
     print(attempt, *config['cluster']['worker'])
     if attempt == 1:
+        # Each waits for the other, so that both have printed.
+        open({str(tmp_path / "fifo")!r}, "r" if worker == {failing} else "w")
         if worker == {failing}: sys.exit(3)
         while True: signal.pause()
     """
@@ -223,6 +229,36 @@ def test_a_node_that_does_not_fit_is_told_why_and_the_right_one_is_still_let_in(
     assert any(reason in notice for notice in leader.notices)
 
 
+def test_a_second_node_of_the_same_number_is_refused(start):
+    leader = start(0, num_nodes=3)
+    twins = [start(1, num_nodes=3), start(1, num_nodes=3)]
+    assert wait_until(lambda: any(node.error for node in twins))  # the other waits for node 2
+    third = start(2, num_nodes=3)
+    ends = [node.end() for node in (leader, *twins, third)]
+    (refused,) = [node for node in twins if node.error is not None]
+    assert "there is a node 1 already" in str(refused.error)
+    assert ends[0].code == ends[3].code == 0
+
+
+def test_a_node_that_comes_when_all_are_there_is_told_so_at_once(start, tmp_path: pathlib.Path):
+    os.mkfifo(tmp_path / "fifo")
+    source = f"""
+    print("running")
+    open({str(tmp_path / "fifo")!r}).read() if worker == 0 else None
+    """
+    running = threading.Event()
+    leader = start(0, source, reactions={"running": running.set})
+    first = start(1, source)
+    assert running.wait(WAIT_SECONDS)
+    second = start(1)
+    second.end()
+    assert isinstance(second.error, ClusterError)
+    assert "node 0 refused this node: all 2 nodes are there already" in str(second.error)
+    assert any("all 2 nodes are there already" in notice for notice in leader.notices)
+    (tmp_path / "fifo").write_text("")
+    assert [node.end().code for node in (leader, first)] == [0, 0]
+
+
 def test_one_who_cannot_prove_itself_gets_nothing_but_a_challenge(start):
     leader = start(0, token=b"the token of the job")
     address = (start.coordinator.host, start.coordinator.port)
@@ -249,24 +285,13 @@ def test_a_false_node_0_is_found_out_by_its_missing_proof(start):
     assert "does not hold the token of this job" in str(node.error)
 
 
-def test_node_0_listens_at_the_coordinator_address_only_and_only_until_all_are_there(start):
-    ended = threading.Event()
-    reached: list[bool] = []
-
-    def knock() -> None:
-        try:
-            socket.create_connection((start.coordinator.host, start.coordinator.port), 10).close()
-            reached.append(True)
-        except ConnectionRefusedError:
-            reached.append(False)
-        ended.set()
-
-    leader = start(0, "print('running')", reactions={"running": knock})
+def test_node_0_listens_at_the_coordinator_address_only_and_only_while_it_runs(start):
+    leader = start(0)
     assert leader.nodes._listener.getsockname() == ("127.0.0.1", start.coordinator.port)
     start(1)
-    assert ended.wait(WAIT_SECONDS)
-    assert reached == [False]
     assert leader.end().code == 0
+    with pytest.raises(ConnectionRefusedError, match="refused"):
+        socket.create_connection((start.coordinator.host, start.coordinator.port), 10)
 
 
 def test_node_0_cannot_listen_at_an_address_of_another_machine():

@@ -329,20 +329,30 @@ def connect_to_coordination(
     state.coordinator_address = address
     state.process_id = process_id
     state.num_processes = num_processes
-    state.client = _jax.get_distributed_runtime_client(
+    client = _jax.get_distributed_runtime_client(
         address,
         process_id,
         init_timeout=start_seconds,
         use_compression=True,
         heartbeat_timeout=heartbeat_seconds,
     )
-    state.client.connect()
+    state.client = client
+    client.connect()
     state.initialize_preemption_sync_manager()
 
 
 def coordination_client() -> Any:
     """The connection of this process to the coordination service; None before there is one."""
     return distributed.global_state.client
+
+
+def leave_coordination() -> None:
+    """Disconnects from a coordination service that is still there and in another process."""
+    state = distributed.global_state
+    if state.preemption_sync_manager is not None:
+        state.preemption_sync_manager.shutdown()  # first: it uses the client
+    if state.client is not None:
+        state.client.shutdown()
 
 
 def forget_coordination() -> None:

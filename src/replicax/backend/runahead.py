@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from replicax.backend import cpu_client
+from replicax.backend import cpu_client, workers
 
 MAX_IN_FLIGHT = 8
 
@@ -50,7 +50,8 @@ class RunAhead:
 
     An error of an earlier program is raised once, by the next `launch` or `wait`. Everything that
     is in flight is awaited and forgotten first, because the programs that used its outputs fail
-    with it; what else failed is in the notes of the error.
+    with it; what else failed is in the notes of the error. Where it failed because another worker
+    has gone, a `WorkerLostError` is raised from it.
 
     Host callbacks of a program must not launch programs: they would wait for themselves.
 
@@ -98,7 +99,7 @@ class RunAhead:
         """
         with self.lock:
             self.make_room()
-            token, outputs = program(*args)
+            token, outputs = _translated(program, *args)
             self.tokens.append(token)
         return outputs
 
@@ -110,7 +111,7 @@ class RunAhead:
         """
         with self.lock:
             self.make_room()
-            return jax.block_until_ready(operation(*args))
+            return _translated(lambda: jax.block_until_ready(operation(*args)))
 
     def settle(self) -> None:
         """Waits for all programs if the thread pool is small, otherwise does nothing.
@@ -170,6 +171,8 @@ class RunAhead:
                     oldest.block_until_ready()
             except Exception as error:
                 self._drop_all(oldest, error)
+                if lost := workers.lost_worker(error):
+                    raise lost from error
                 raise
             # Only now, so that Ctrl-C during the wait leaves the token where it was. A signal
             # handler that launched meanwhile may have taken it.
@@ -191,6 +194,15 @@ class RunAhead:
             self.tokens.popleft()
         for text, count in failures.items():
             error.add_note(f"{count} program(s) launched after it failed as well: {text}")
+
+
+def _translated(action: Callable[..., _Outputs], *args: Any) -> _Outputs:
+    try:
+        return action(*args)
+    except Exception as error:
+        if lost := workers.lost_worker(error):
+            raise lost from error
+        raise
 
 
 def is_pool_small() -> bool:

@@ -16,17 +16,24 @@ import collections
 import contextlib
 import json
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from replicax.backend import compat
 from replicax.backend.mesh import ReplicaMesh
-from replicax.core.errors import DeviceError, WorkerLostError, WorkersDifferError
+from replicax.core.errors import (
+    DeviceError,
+    LostVariableError,
+    ReplicaxError,
+    WorkerLostError,
+    WorkersDifferError,
+)
 
 DEFAULT_TIMEOUT_SECONDS = 10.0
 
@@ -36,12 +43,23 @@ COORDINATION_VARIABLE = "REPLICAX_COORDINATION_ADDRESS"
 _MEETING_SECONDS = 300.0
 """How long workers that are alive may keep each other waiting before it counts as a hang."""
 
-_FAILED = "a failure"
+_FAILURE = "a failure"
 _BEAT_SECONDS = 0.5
 _SILENT_SECONDS = 3.0
 _SLICE_SECONDS = 1.0
-_EXIT_SECONDS = 10.0
+_GOODBYE_SECONDS = 2.0
+_HEARTBEAT_MARGIN_SECONDS = 30  # JAX ends a worker after half of it, which has said why by then
 _COLLECTIVE_TIMEOUT_FLAG = "--xla_cpu_collective_timeout_seconds"
+
+# The last beat of a worker that leaves. One that left because of another is not the cause.
+_ENDED = "ended"
+_FAILED = "failed"
+_BEREFT = "bereft"
+
+# A status of the runtime, and in it what carries collectives or messages between processes.
+_COMMUNICATION_ERROR = re.compile(
+    r"\A[A-Z_]+: .*(Gloo|NCCL|ncclComm|[Cc]oordination ?[Ss]ervice)", re.DOTALL
+)
 
 
 class Workers:
@@ -51,15 +69,20 @@ class Workers:
         rank: The number of this worker.
         names: What messages call each worker, by rank.
         timeout_seconds: How long a worker may be silent, and a collective may wait for it.
+        service_rank: Which of them has the coordination service; None for a launcher's.
     """
 
-    def __init__(self, rank: int, names: Sequence[str], timeout_seconds: float) -> None:
+    def __init__(
+        self, rank: int, names: Sequence[str], timeout_seconds: float, *, service_rank: int | None
+    ) -> None:
         """Used by `join`."""
         self.rank = rank
         self.names = tuple(names)
         self.timeout_seconds = timeout_seconds
+        self.service_rank = service_rank
         self._numbers: collections.Counter[str] = collections.Counter()
         self._seen: dict[int, tuple[str | None, float]] = {}
+        self._looked_at = time.monotonic()
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="replicax-heart", daemon=True)
@@ -94,7 +117,7 @@ class Workers:
         if number > 1:  # all have read it: they have come here since
             client.key_value_delete(f"replicax/{channel}/{number - 1}/{self.rank}")
         for rank, (other, text) in enumerate(answers):
-            if other == _FAILED:
+            if other == _FAILURE:
                 raise WorkersDifferError(
                     f"{self.names[rank]} failed, while {self.names[self.rank]} is at {what}: {text}"
                 )
@@ -112,7 +135,7 @@ class Workers:
         Where all of them fail alike, none of them looks.
         """
         with contextlib.suppress(WorkerLostError):  # the error itself is on its way
-            self._send("main", _FAILED, f"{type(error).__name__}: {_first_line(error)}")
+            self._send("main", _FAILURE, f"{type(error).__name__}: {error}"[:1000])
 
     def _send(self, channel: str, what: str, message: Any) -> int:
         with self._lock:
@@ -151,8 +174,10 @@ class Workers:
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise self.lost(f"at {what}", error) from error
-                if rank in self.silent(self.timeout_seconds) or time.monotonic() > end:
+                if rank in self.gone(self.timeout_seconds) or time.monotonic() > end:
                     raise self.lost(f"at {what}", error, (rank,)) from error
+                if not self._is_service_heard(self.timeout_seconds):
+                    raise self.lost(f"at {what}", error) from error
 
     # -- who is alive ------------------------------------------------------------------------
 
@@ -165,16 +190,23 @@ class Workers:
             if client is None:
                 return
             try:
-                client.key_value_set(f"replicax/beat/{self.rank}", str(count), True)
-                for rank in range(self.num_workers):
-                    if rank != self.rank:
-                        self._look_at(client, rank)
+                client.key_value_set(self._beat_key(self.rank), str(count), True)
+                self._look_at_all(client)
             except Exception:  # the service is gone; whoever waits for it will say so
                 continue
 
+    def _beat_key(self, rank: int) -> str:
+        return f"replicax/beat/{rank}"
+
+    def _look_at_all(self, client: Any) -> None:
+        for rank in range(self.num_workers):
+            if rank != self.rank:
+                self._look_at(client, rank)
+        self._looked_at = time.monotonic()
+
     def _look_at(self, client: Any, rank: int) -> None:
         try:
-            beat = client.key_value_try_get(f"replicax/beat/{rank}")
+            beat = client.key_value_try_get(self._beat_key(rank))
         except Exception as error:
             if "NOT_FOUND" not in str(error):
                 raise
@@ -182,46 +214,101 @@ class Workers:
         if rank not in self._seen or self._seen[rank][0] != beat:
             self._seen[rank] = (beat, time.monotonic())
 
-    def silent(self, seconds: float) -> tuple[int, ...]:
-        """The workers that have not been heard of for this long."""
-        now = time.monotonic()
-        return tuple(rank for rank, (_, at) in self._seen.items() if now - at > seconds)
+    def _is_service_heard(self, seconds: float) -> bool:
+        return time.monotonic() - self._looked_at <= seconds
+
+    def gone(self, seconds: float) -> tuple[int, ...]:
+        """The workers that have left, or had not been heard of for this long when last looked.
+
+        Those that left because of others are listed only if there is nobody else.
+        """
+        seen = list(self._seen.items())
+        bereft = tuple(rank for rank, (beat, _) in seen if beat == _BEREFT)
+        others = tuple(
+            rank
+            for rank, (beat, at) in seen
+            if rank not in bereft and (beat in (_ENDED, _FAILED) or self._looked_at - at > seconds)
+        )
+        return others or bereft
+
+    def _num_left(self) -> int:
+        seen = list(self._seen.values())
+        return sum(
+            beat in (_ENDED, _FAILED, _BEREFT) or self._looked_at - at > self.timeout_seconds
+            for beat, at in seen
+        )
 
     def lost(
         self, where: str, error: BaseException, waited_for: tuple[int, ...] = ()
     ) -> WorkerLostError:
         """The error to raise after an operation of all workers has failed on this one."""
-        missing = waited_for or self._find_silent()
+        missing = waited_for or self._find_gone()
+        own = self.names[self.rank]
         if missing:
-            names = ", ".join(self.names[rank] for rank in missing)
-            plural = "have" if len(missing) > 1 else "has"
+            names = ", ".join(self.names[rank] + self._how_it_left(rank) for rank in missing)
+            verbs = "have gone or do not" if len(missing) > 1 else "has gone or does not"
             message = (
-                f"{names} {plural} gone or does not answer, noticed by {self.names[self.rank]} "
-                f"{where}. Start all workers again from the last checkpoint; `replicax launch "
-                "--max-restarts` does that by itself."
+                f"{names} {verbs} answer, noticed by {own} {where}. Start all workers again from "
+                "the last checkpoint; `replicax launch --max-restarts` does that by itself."
+            )
+        elif not self._is_service_heard(self._silent_seconds):
+            message = (
+                f"the coordination service does not answer, noticed by {own} {where}: this worker "
+                "is cut off from the launcher, or the launcher has gone."
             )
         else:
             message = (
-                f"an operation of all workers failed on {self.names[self.rank]} {where}, although "
-                "every worker still answers. One of them raised an error and is about to leave, or "
-                f"was busy for more than {self.timeout_seconds:g} s with something else: then "
-                "raise CommunicationOptions(timeout_seconds=...)."
+                f"an operation of all workers failed on {own} {where}, although every worker still "
+                "answers. One of them was busy for more than "
+                f"{self.timeout_seconds:g} s with something else, or the connection to it is lost. "
+                "If it was busy, raise CommunicationOptions(timeout_seconds=...)."
             )
-        return WorkerLostError(f"{message} (The runtime says: {_first_line(error)})", missing)
+        return WorkerLostError(f"{message} (The runtime says: {_last_cause(error)})", missing)
 
-    def _find_silent(self) -> tuple[int, ...]:
-        """Who is silent now; waits as long as it takes to be sure of it."""
-        end = time.monotonic() + _SILENT_SECONDS + 2 * _BEAT_SECONDS
-        while time.monotonic() < end:
-            missing = self.silent(_SILENT_SECONDS)
-            if missing:
+    def _how_it_left(self, rank: int) -> str:
+        beat, _ = self._seen.get(rank, (None, 0.0))
+        how = {_ENDED: " (its program ended)", _FAILED: " (it ended with an error)"}
+        return how.get(beat or "", "")
+
+    @property
+    def _silent_seconds(self) -> float:
+        return min(_SILENT_SECONDS, max(self.timeout_seconds, 2 * _BEAT_SECONDS))
+
+    def _find_gone(self) -> tuple[int, ...]:
+        """Who has gone; waits as long as it takes to be sure of it."""
+        end = time.monotonic() + self._silent_seconds + 2 * _BEAT_SECONDS
+        while True:
+            if not self._is_service_heard(self._silent_seconds):  # nor is anybody else
+                return () if self.service_rank is None else (self.service_rank,)
+            missing = self.gone(self._silent_seconds)
+            is_cause = any(self._seen[rank][0] != _BEREFT for rank in missing)
+            if is_cause or time.monotonic() > end:
                 return missing
             time.sleep(_BEAT_SECONDS / 2)
-        return ()
 
-    def end(self) -> None:
-        """Ends the thread; the others see this worker as silent from now on."""
+    # -- leaving -----------------------------------------------------------------------------
+
+    def end(self, last_beat: str) -> bool:
+        """Ends the thread and tells the others why; whether they could be told."""
         self._ended.set()
+        if not self._is_service_heard(self._silent_seconds):
+            return False
+        self._heart.join(_GOODBYE_SECONDS)
+        client = compat.coordination_client()
+        return within(
+            _GOODBYE_SECONDS,
+            lambda: client.key_value_set(self._beat_key(self.rank), last_beat, True),
+        )
+
+    def await_others(self, seconds: float) -> None:
+        """Returns when every other worker has left or is silent; after `seconds` anyway."""
+        client = compat.coordination_client()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._look_at_all(client)
+            if self._num_left() == self.num_workers - 1:
+                return
+            time.sleep(_BEAT_SECONDS / 5)
 
 
 _workers: Workers | None = None
@@ -249,6 +336,27 @@ def require() -> Workers:
     return _workers
 
 
+def lost_worker(error: BaseException) -> WorkerLostError | None:
+    """What an error of the runtime means for this worker; waits until it is sure who has gone.
+
+    Returns:
+        An error that names the missing workers. None if this process is in no cluster, or
+        `error` has nothing to do with the other workers.
+    """
+    if _workers is None:
+        return None
+    if isinstance(error, LostVariableError):  # perhaps to a program that failed for this reason
+        lost = _workers.lost("in a program of all workers", error)
+        return lost if lost.workers else None
+    if isinstance(error, ReplicaxError):
+        return None
+    if not isinstance(error, (RuntimeError, ValueError)):  # JAX raises both for a collective
+        return None
+    if not _COMMUNICATION_ERROR.search(str(error)):
+        return None
+    return _workers.lost("in a program of all workers", error)
+
+
 def join(
     addresses: Sequence[str],
     rank: int,
@@ -273,7 +381,7 @@ def join(
     require_not_started()
     limit_collectives(timeout_seconds)
     jax.config.update("jax_enable_recoverability", True)  # or JAX ends all when one has gone
-    heartbeat = max(int(timeout_seconds), 1)
+    heartbeat = 2 * round(timeout_seconds) + _HEARTBEAT_MARGIN_SECONDS
     service = os.environ.get(COORDINATION_VARIABLE)
     if service:
         compat.connect_to_coordination(
@@ -293,8 +401,8 @@ def join(
             heartbeat_timeout_seconds=heartbeat,
             coordinator_bind_address=addresses[0],
         )
-    _workers = Workers(rank, names, timeout_seconds)
-    atexit.register(_leave, _workers, hosts_service=rank == 0 and not service)
+    _workers = Workers(rank, names, timeout_seconds, service_rank=None if service else 0)
+    atexit.register(_leave, _workers)
     _note_errors()
     return _workers
 
@@ -322,42 +430,58 @@ def limit_collectives(timeout_seconds: float) -> None:
 
 
 # -- leaving -----------------------------------------------------------------------------------
-# A worker that disconnects while the service is gone is ended by JAX, and so is one whose service
-# disappears. So all meet before they leave, and the one with the service leaves last. A worker
-# that ends with an error does not wait for the others.
+# JAX ends a worker that disconnects while the service is gone, and one whose service disappears.
+# So a worker disconnects only if the service has just answered, and the one that has the service
+# leaves last, also after an error of its own. Nothing waits for a worker that has gone.
 
-_failed = False
+_last_beat = _ENDED
 
 
 def _note_errors() -> None:
     previous = sys.excepthook
 
-    def hook(*args: Any) -> None:
-        global _failed
-        _failed = True
-        previous(*args)
+    def hook(kind: Any, error: BaseException, trace: Any) -> None:
+        global _last_beat
+        lost = lost_worker(error)
+        _last_beat = _BEREFT if lost or isinstance(error, WorkerLostError) else _FAILED
+        if lost is not None:  # an error that came past all that could translate it
+            lost.__cause__ = error
+            kind, error, trace = type(lost), lost, None
+        previous(kind, error, trace)
 
     sys.excepthook = hook
 
 
-def _leave(workers: Workers, *, hosts_service: bool) -> None:
-    client = compat.coordination_client()
-    if client is None:
+def _leave(workers: Workers) -> None:
+    if compat.coordination_client() is None:
         return
-    try:
-        if _failed:
-            raise WorkerLostError("this worker ends with an error")
-        client.wait_at_barrier("replicax/exit", int(1000 * _EXIT_SECONDS))
-        client.key_value_set(f"replicax/left/{workers.rank}", "")
-        if hosts_service:
-            for rank in range(1, workers.num_workers):
-                client.blocking_key_value_get(f"replicax/left/{rank}", int(1000 * _EXIT_SECONDS))
+    told = workers.end(_last_beat)
+    if workers.service_rank == workers.rank:
+        # After an error, as long as the others need to notice.
+        patience = _MEETING_SECONDS
+        if _last_beat != _ENDED:
+            patience = workers.timeout_seconds + _SILENT_SECONDS
+        with contextlib.suppress(Exception):
+            workers.await_others(patience)
             time.sleep(_BEAT_SECONDS)  # their disconnection follows
-    except Exception:
-        workers.end()
-        compat.forget_coordination()
-        return
-    workers.end()
+    elif told:
+        within(_GOODBYE_SECONDS, compat.leave_coordination)
+    compat.forget_coordination()
+
+
+def within(seconds: float, action: Callable[[], object]) -> bool:
+    """Whether `action` returns in time, without an error. It is left alone if it does not."""
+    returned = threading.Event()
+
+    def act() -> None:
+        with contextlib.suppress(Exception):
+            action()
+            returned.set()
+
+    thread = threading.Thread(target=act, name="replicax-goodbye", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return returned.is_set()
 
 
 def _shown(message: Any) -> str:
@@ -365,6 +489,8 @@ def _shown(message: Any) -> str:
     return text if len(text) < 200 else f"{text[:200]}..."
 
 
-def _first_line(error: BaseException) -> str:
+def _last_cause(error: BaseException) -> str:
     text = str(error).strip()
-    return text.splitlines()[0][:300] if text else type(error).__name__
+    if not text:
+        return type(error).__name__
+    return text.splitlines()[0].rpartition("Error dispatching computation: ")[2][:300]

@@ -17,6 +17,7 @@ from replicax.launch.outcome import Ending
 from replicax.launch.plan import Job
 from replicax.launch.restart import Decision, RestartLimits
 from replicax.launch.run import LastLines, Observer, Run
+from replicax.launch.service import CoordinationService
 from replicax.launch.summary import SHOWN_LINES, cause
 
 _CHIEF = 0
@@ -174,6 +175,7 @@ def launch(
                 nodes=others,
                 limits=RestartLimits(max_restarts, max_preemptions, backoff_seconds=backoff),
                 interruption=interruption,
+                coordination=CoordinationService(),
                 observer=_observer(show),
             ).execute()
         except (ClusterError, ClusterPlatformError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import os
 import platform
 import socket
 import time
@@ -20,10 +21,45 @@ import jax
 from replicax.backend import cpu_client
 from replicax.cluster.addresses import parse_address, resolve_host
 from replicax.cluster.wire import Connection
-from replicax.core.errors import ClusterPlatformError, WorkerLostError, WorkersDifferError
+from replicax.core.errors import (
+    ClusterError,
+    ClusterPlatformError,
+    WorkerLostError,
+    WorkersDifferError,
+)
+
+START_VARIABLE = "REPLICAX_START_SECONDS"
+"""How long the workers wait for each other at the start, if it is to be another time."""
+
+DEFAULT_START_SECONDS = 300.0
 
 _RETRY_SECONDS = 0.1
 _ANSWER_SECONDS = 10.0
+
+
+def start_seconds() -> float:
+    """How long the workers wait for each other at the start.
+
+    Raises:
+        ClusterError: If the variable is not a number of seconds.
+
+    Example:
+        >>> start_seconds()
+        300.0
+    """
+    text = os.environ.get(START_VARIABLE, "").strip()
+    if not text:
+        return DEFAULT_START_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise ClusterError(
+            f"{START_VARIABLE} is {text!r}; expected a number of seconds more than 0, as "
+            f"{DEFAULT_START_SECONDS:g}."
+        )
+    return seconds
 
 
 def own_facts() -> dict[str, str]:
@@ -78,25 +114,53 @@ class _Host:
         self._names = names
         self._facts = facts
         self._seconds = seconds
+        self._asking: dict[Connection, float] = {}  # until when each may say who it is
         self._arrived: dict[int, Connection] = {}
+        self._facts_of: dict[int, dict[str, Any]] = {}
 
     def meet(self) -> None:
         end = time.monotonic() + self._seconds
         with self._listener() as listener:
             try:
-                while len(self._arrived) < len(self._names) - 1:
-                    listener.settimeout(max(end - time.monotonic(), 0.001))
-                    try:
-                        sock, _ = listener.accept()
-                    except TimeoutError:
-                        self._refuse(WorkerLostError, *self._missing())
-                    else:
-                        self._admit(sock)
+                while not self._are_all_here() and time.monotonic() < end:
+                    self._accept(listener)
+                    self._hear_who_asks()
+                    self._forget_who_left()
+                self._check()
                 for connection in self._arrived.values():
                     connection.send({"type": "go"})
             finally:
-                for connection in self._arrived.values():
+                for connection in (*self._asking, *self._arrived.values()):
                     connection.close()
+
+    def _are_all_here(self) -> bool:
+        return len(self._arrived) == len(self._names) - 1
+
+    def _accept(self, listener: socket.socket) -> None:
+        listener.settimeout(_RETRY_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            sock, _ = listener.accept()
+            self._asking[Connection(sock, "a worker")] = time.monotonic() + _ANSWER_SECONDS
+
+    def _hear_who_asks(self) -> None:
+        for connection, until in list(self._asking.items()):
+            try:
+                message = connection.receive(0.0)
+            except ClusterPlatformError:  # whatever it was, it is no worker of ours
+                message = {}
+            if message is not None or time.monotonic() > until:
+                del self._asking[connection]
+                if not self._admit(connection, message or {}):
+                    connection.close()
+
+    def _forget_who_left(self) -> None:
+        """A worker that is gone may come again: what started it may start it again."""
+        for rank, connection in list(self._arrived.items()):
+            try:
+                connection.receive(0.0)
+            except ClusterPlatformError:
+                connection.close()
+                del self._arrived[rank], self._facts_of[rank]
 
     def _listener(self) -> socket.socket:
         host = resolve_host(self._address.host)[0]
@@ -114,53 +178,56 @@ class _Host:
             ) from error
         return listener
 
-    def _admit(self, sock: socket.socket) -> None:
-        connection = Connection(sock, "a worker")
-        try:
-            message = connection.receive(_ANSWER_SECONDS) or {}
-        except ClusterPlatformError:  # whatever it was, it is no worker of ours
-            connection.close()
-            return
+    def _admit(self, connection: Connection, message: dict[str, Any]) -> bool:
         rank, facts = message.get("rank"), message.get("facts")
-        known = isinstance(rank, int) and 0 < rank < len(self._names)
-        if not known or not isinstance(facts, dict) or message.get("of") != len(self._names):
-            connection.close()
-            return
+        if not isinstance(rank, int) or not 0 < rank < len(self._names):
+            return False
+        if not isinstance(facts, dict) or message.get("of") != len(self._names):
+            return False
         if rank in self._arrived:
+            reason = f"there is a {self._names[rank]} already. Start each worker once."
             with contextlib.suppress(ClusterPlatformError):
-                connection.send(
-                    {"type": "refused", "reason": f"there is a {self._names[rank]} already."}
-                )
-            connection.close()
-            return
-        self._arrived[rank] = connection
+                connection.send({"type": WorkersDifferError.__name__, "reason": reason})
+            return False
+        self._arrived[rank], self._facts_of[rank] = connection, facts
+        return True
+
+    def _check(self) -> None:
+        """Raises, here and on all workers that have arrived, unless all is well."""
         different = [
-            f"{what} is {self._facts.get(what)} on {self._names[0]} and {facts.get(what)} on "
-            f"{self._names[rank]}"
-            for what in self._facts
-            if facts.get(what) != self._facts[what]
+            f"{what} is {fact} on {self._names[0]} and {facts.get(what)} on {self._names[rank]}"
+            for rank, facts in sorted(self._facts_of.items())
+            for what, fact in self._facts.items()
+            if facts.get(what) != fact
         ]
         if different:
-            self._refuse(
-                WorkersDifferError,
-                f"the workers are not set up alike: {'; '.join(different)}. Install the same "
-                "versions everywhere, and give every worker the same number of devices.",
+            raise self._told(
+                WorkersDifferError(
+                    f"the workers are not set up alike: {'; '.join(different)}. Install the same "
+                    "versions everywhere, and give every worker the same number of devices."
+                )
+            )
+        if not self._are_all_here():
+            missing = tuple(r for r in range(1, len(self._names)) if r not in self._arrived)
+            names = ", ".join(self._names[rank] for rank in missing)
+            raise self._told(
+                WorkerLostError(
+                    f"after {self._seconds:g} s not arrived: {names}. Start every worker with the "
+                    "same cluster, and check that they reach each other with `replicax doctor "
+                    "--cluster`.",
+                    missing,
+                )
             )
 
-    def _missing(self) -> tuple[str, tuple[int, ...]]:
-        missing = tuple(r for r in range(1, len(self._names)) if r not in self._arrived)
-        names = ", ".join(self._names[rank] for rank in missing)
-        return (
-            f"after {self._seconds:g} s not arrived: {names}. Start every worker with the same "
-            "cluster, and check that they reach each other with `replicax doctor --cluster`.",
-            missing,
-        )
-
-    def _refuse(self, kind: Any, reason: str, *details: Any) -> None:
+    def _told(self, error: WorkerLostError | WorkersDifferError) -> Exception:
+        """`error`, after all workers that have arrived have been told."""
+        message: dict[str, Any] = {"type": type(error).__name__, "reason": str(error)}
+        if isinstance(error, WorkerLostError):
+            message["workers"] = error.workers
         for connection in self._arrived.values():
             with contextlib.suppress(ClusterPlatformError):  # it is told as well as can be
-                connection.send({"type": kind.__name__, "reason": reason})
-        raise kind(reason, *details)
+                connection.send(message)
+        return error
 
 
 def _report(
@@ -178,7 +245,7 @@ def _report(
     if answer is None:
         raise WorkerLostError(f"{names[0]} did not say within {seconds:g} s to go on.", (0,))
     if answer.get("type") == WorkerLostError.__name__:
-        raise WorkerLostError(str(answer.get("reason")))
+        raise WorkerLostError(str(answer.get("reason")), tuple(answer.get("workers", ())))
     if answer.get("type") != "go":
         raise WorkersDifferError(str(answer.get("reason")))
 
@@ -186,8 +253,11 @@ def _report(
 def _connected(address: str, name: str, end: float, seconds: float) -> Connection:
     host = parse_address(address)
     while True:
+        left = max(end - time.monotonic(), _RETRY_SECONDS)
         try:
-            sock = socket.create_connection((host.host, host.port), timeout=_ANSWER_SECONDS)
+            sock = socket.create_connection(
+                (host.host, host.port), timeout=min(left, _ANSWER_SECONDS)
+            )
             return Connection(sock, name)
         except OSError as error:
             if time.monotonic() > end:

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from replicax.backend.runahead import RUN_AHEAD
+from replicax.backend.workers import lost_worker
 from replicax.execution.epoch import EPOCH, advance
 from replicax.variables.storage import COUNTS, Storage, set_array
 
@@ -74,9 +75,11 @@ def launcher(
                         # and there are none in it. `any` goes to the end, setting gives None.
                         any(map(set_array, written, done[0][0]))
                         stored = True
-            except Exception:
+            except Exception as error:
                 for key in written:
                     key.note_loss()
+                if lost := lost_worker(error):
+                    raise lost from error
                 raise
             finally:
                 if done and not stored:  # Ctrl-C came between the two lines above

@@ -1,9 +1,9 @@
 """What runs in the launcher for the workers of an attempt, given by the caller.
 
 The place for a coordination service that outlives every worker: the supervisor starts it
-before the workers, hands its variables to them, and stops it after them. The launcher itself
-has none: without one the workers meet at worker 0, and losing worker 0 ends the attempt, as
-losing any other worker does.
+before the workers, hands its variables to them, and stops it after them. ``replicax launch``
+has the one of `service`. Without one the workers meet at worker 0, and when worker 0 is lost JAX
+ends the others before they can say so.
 """
 
 from __future__ import annotations

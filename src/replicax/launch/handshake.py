@@ -64,18 +64,38 @@ def join(connection: Connection, *, node: int, num_nodes: int, token: bytes) -> 
         ClusterError: If this node was refused, or the other end does not hold the token.
         ClusterPlatformError: If it went away or does not speak this protocol.
     """
-    challenge = str(_expect(connection, "challenge").get("nonce"))
+    asked = _expect(connection, "challenge", "refused")
+    _require_not_refused(asked)
+    challenge = str(asked.get("nonce"))
     nonce = secrets.token_hex()
     proof = job_token.proof(token, role=_role(node), challenge=challenge, answer=nonce)
     connection.send(
         {"type": "join", "node": node, "nodes": num_nodes, "nonce": nonce, "proof": proof}
     )
     answer = _expect(connection, "welcome", "refused")
-    if answer["type"] == "refused":
-        raise ClusterError(f"node 0 refused this node: {answer.get('reason')}.")
+    _require_not_refused(answer)
     expected = job_token.proof(token, role=_LEADER, challenge=nonce, answer=challenge)
     if not job_token.is_proof(answer.get("proof"), expected):
         raise ClusterError(f"{connection.peer} does not hold the token of this job.")
+
+
+def refuse_late(connection: Connection, num_nodes: int) -> str:
+    """Tells one who asks to join when all nodes are there; returns what it was told.
+
+    Raises:
+        ClusterPlatformError: If it went away.
+    """
+    reason = (
+        f"all {num_nodes} nodes are there already. Give every machine a --node of its own, and "
+        "start one launcher on each"
+    )
+    connection.send({"type": "refused", "reason": reason})
+    return f"a node was refused: {reason}."
+
+
+def _require_not_refused(answer: dict) -> None:
+    if answer["type"] == "refused":
+        raise ClusterError(f"node 0 refused this node: {answer.get('reason')}.")
 
 
 def _role(node: object) -> str:

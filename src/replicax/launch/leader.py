@@ -1,7 +1,9 @@
 """The launcher of node 0: lets the others in, and decides for all.
 
-It listens at the coordinator address only, and only until all nodes are there. A node that is
-lost afterwards ends the run: what started the launchers has to start them again.
+It listens at the coordinator address only. When all nodes are there, one that comes later is told
+so and nothing is read from it: if nobody listened, it could not tell that from a node 0 that has
+not started, and would wait. A node that is lost ends the run: what started the launchers has to
+start them again.
 """
 
 from __future__ import annotations
@@ -83,20 +85,21 @@ class Leader:
         self._connections: dict[int, Connection] = {}
         self._ended: dict[int, Outcome] = {}
         self._troubled: dict[int, Ending] = {}  # in the order in which trouble came
-        self._listener: socket.socket | None = _listen(coordinator)
+        self._listener = _listen(coordinator)
 
     # -- before an attempt ---------------------------------------------------------------------
 
     def meet(self, start: StartCoordination) -> Layout | None:
         """Waits for all nodes, and tells each of them where all workers are."""
         deadline = time.monotonic() + self._start_seconds
-        if self._listener is not None and not self._let_in(deadline):
+        if not self._let_in(deadline):
             return None
         found = {0: own_addresses(self._host, self._num_workers)}
         while len(found) < self._num_nodes:
             if self._interruption.count:
                 return None
             self._check_time(deadline, "has not said where its workers are", found)
+            self._turn_away()
             for node, connection in self._connections.items():
                 if node not in found and (ready := connection.receive(_TURN_SECONDS)):
                     found[node] = tuple(map(str, _of_type(ready, "ready")["addresses"]))
@@ -111,7 +114,6 @@ class Leader:
         return Layout(everyone, 0, environment)
 
     def _let_in(self, deadline: float) -> bool:
-        assert self._listener is not None
         while len(self._connections) < self._num_nodes - 1:
             if self._interruption.count:
                 return False
@@ -133,9 +135,19 @@ class Leader:
                 continue
             connection.peer = f"node {node}"
             self._connections[node] = connection
-        self._listener.close()
-        self._listener = None
         return True
+
+    def _turn_away(self) -> None:
+        """Tells one who comes when all nodes are there."""
+        self._listener.settimeout(0.0)
+        try:
+            sock, peer = self._listener.accept()
+        except OSError:  # nobody has come
+            return
+        connection = Connection(sock, f"the launcher at {peer[0]}")
+        with contextlib.suppress(ClusterPlatformError):
+            self._on_notice(f"{peer[0]}: {handshake.refuse_late(connection, self._num_nodes)}")
+        connection.close()
 
     def _check_time(self, deadline: float, what: str, present: Any) -> None:
         if time.monotonic() > deadline:
@@ -180,12 +192,12 @@ class Leader:
 
     def close(self) -> None:
         """Closes all connections."""
-        if self._listener is not None:
-            self._listener.close()
+        self._listener.close()
         for connection in self._connections.values():
             connection.close()
 
     def _read(self, seconds: float) -> None:
+        self._turn_away()
         for node, connection in self._connections.items():
             if node in self._ended:
                 continue

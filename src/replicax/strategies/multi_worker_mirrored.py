@@ -20,9 +20,6 @@ from replicax.input.topology import InputTopology
 from replicax.strategies.base import Strategy
 from replicax.strategies.extended import StrategyExtended
 
-START_SECONDS = 300.0
-"""How long the workers wait for each other at the start."""
-
 
 class MultiWorkerMirroredExtended(StrategyExtended):
     """Replicas on the devices of all workers of a cluster."""
@@ -56,19 +53,20 @@ class MultiWorkerMirroredExtended(StrategyExtended):
             return joined
         workers.require_not_started()
         addresses = [task.address for task in self._tasks]
+        seconds = arrival.start_seconds()
         arrival.meet(
             addresses,
             self.worker_id,
             names=names,
             facts=arrival.own_facts(),
-            seconds=START_SECONDS,
+            seconds=seconds,
         )
         return workers.join(
             addresses,
             self.worker_id,
             names=names,
             timeout_seconds=options.timeout_seconds or workers.DEFAULT_TIMEOUT_SECONDS,
-            start_seconds=START_SECONDS,
+            start_seconds=seconds,
         )
 
     def _set_mesh(self) -> None:

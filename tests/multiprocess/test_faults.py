@@ -1,0 +1,301 @@
+"""Workers that are killed, stopped, told to leave or cut off at random steps of a training."""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from replicax.launch.plan import Job
+from replicax.launch.restart import RestartLimits
+from replicax.launch.run import Observer, Run
+from replicax.launch.service import CoordinationService
+from tests.launch.programs import children, descriptors, is_running
+from tests.multiprocess.programs import (
+    WAIT_SECONDS,
+    Worker,
+    environment,
+    program,
+    start_workers,
+)
+
+pytestmark = pytest.mark.multiprocess
+
+TIMEOUT = 5.0
+LIMIT_SECONDS = 12.0
+EXIT_SECONDS = 15.0
+NUM_STEPS = 24
+RANDOM = random.Random(20)
+
+
+@pytest.fixture
+def cluster(tmp_path: pathlib.Path) -> Iterator:
+    """``cluster(2, num_devices=1, ...)``: workers without a launcher; none outlives the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(num_workers: int, num_devices: int = 1, **variables: object) -> list[Worker]:
+            inherited = environment(num_devices, timeout=TIMEOUT, **variables)
+            workers = start_workers(program(tmp_path), num_workers, inherited)
+            for worker in workers:
+                stack.callback(worker.kill)
+            return workers
+
+        yield start
+
+
+def check_lost(worker: Worker, lost: list[int], *, since: float, how: str = "") -> None:
+    """The worker ended in time, with an error that names the lost ones, and by itself."""
+    ended = worker.end()
+    text = "\n".join(ended.lines[-40:])
+    assert ended.code == 1, text
+    assert "client.h" not in text  # JAX did not end it
+    last, at = ended.last("WorkerLostError: ")
+    named = last.partition("noticed by")[0]
+    assert [rank for rank in range(3) if f"worker {rank} " in named] == lost, last
+    assert how in named, last
+    assert at - since < LIMIT_SECONDS, last
+    assert ended.at - since < EXIT_SECONDS, text
+
+
+# -- without a launcher ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "victim", "num_workers", "num_devices"),
+    [
+        (signal.SIGKILL, 1, 3, 1),
+        (signal.SIGKILL, 1, 2, 2),
+        (signal.SIGSTOP, 1, 2, 2),
+        (signal.SIGSTOP, 0, 3, 1),
+    ],
+)
+def test_the_others_name_a_worker_that_is_killed_or_stopped_in_time(
+    cluster, number, victim, num_workers, num_devices
+):
+    workers = cluster(num_workers, num_devices)
+    for worker in workers:
+        worker.await_line("stepping")
+    since = time.monotonic()
+    workers[victim].signal(number)
+    for rank, worker in enumerate(workers):
+        if rank != victim:
+            check_lost(worker, [victim], since=since)
+            if number == signal.SIGSTOP:
+                assert "Timed out waiting 5000ms" in worker.text  # not the default of 10 s
+
+
+def test_jax_ends_the_others_when_the_worker_with_the_service_is_killed(cluster):
+    workers = cluster(2)
+    for worker in workers:
+        worker.await_line("stepping")
+    since = time.monotonic()
+    workers[0].signal(signal.SIGKILL)
+    ended = workers[1].end()
+    assert ended.code in (-signal.SIGABRT, 1)  # whoever is first, JAX or the step
+    assert ended.at - since < EXIT_SECONDS
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_error_in_one_worker_ends_all_of_them_without_an_abort(cluster, victim: int):
+    step = RANDOM.randrange(3, 20)
+    workers = cluster(2, faults=[[1, victim, step, "raise"]])
+    workers[victim].await_line("accident")
+    since = time.monotonic()
+    check_lost(workers[1 - victim], [victim], since=since, how="(it ended with an error)")
+    ended = workers[victim].end()
+    assert ended.code == 1
+    assert "ValueError: a mistake of the user" in ended.lines
+    assert ended.at - since < EXIT_SECONDS
+
+
+def test_a_worker_whose_program_ends_early_is_named_by_the_other(cluster):
+    workers = cluster(2, faults=[[1, 0, 5, "end"]])
+    workers[0].await_line("accident")
+    since = time.monotonic()
+    check_lost(workers[1], [0], since=since, how="(its program ended)")
+    assert workers[0].end().code == 0
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_sigterm_is_a_notice_and_the_step_goes_on(cluster, victim: int):
+    workers = cluster(2, steps=NUM_STEPS, faults=[[1, victim, 5, "SIGTERM"]])
+    ends = [worker.end() for worker in workers]
+    assert [ended.code for ended in ends] == [0, 0], workers[victim].text
+    assert ends[0].last("weights ")[0] == ends[1].last("weights ")[0]
+
+
+# -- under the launcher ------------------------------------------------------------------------
+
+
+class Launched:
+    """A run under `replicax launch` itself."""
+
+    def __init__(self, folder: pathlib.Path, **variables: object) -> None:
+        folder.mkdir()
+        self.saved = folder / "state.npz"
+        command = "from replicax.cli.main import main; main()"
+        options = ["--workers", "2", "--max-restarts", "2", "--backoff", "0", "--show", "all"]
+        self._worker = Worker(
+            [sys.executable, "-c", command, "launch", *options, str(program(folder))],
+            environment(timeout=TIMEOUT, steps=NUM_STEPS, saved=self.saved, **variables),
+        )
+
+    def __enter__(self) -> "Launched":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._worker.kill()
+
+    def end(self) -> tuple[str, bytes, str]:
+        """The weights that both workers print, the saved state, and all output."""
+        ended = self._worker.end(2 * WAIT_SECONDS)  # three attempts, on a busy machine
+        assert ended.code == 0, self._worker.text
+        weights = {line.split()[-1] for line in ended.lines if "] weights" in line}
+        assert len(weights) == 1, self._worker.text
+        return weights.pop(), self.saved.read_bytes(), "\n".join(ended.lines)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
+    with Launched(tmp_path_factory.mktemp("plain") / "run") as run:
+        return run.end()[:2]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((0, "SIGKILL"), (1, "SIGKILL")), ((1, "SIGSTOP"), (0, "SIGSTOP"))],
+)
+def test_a_run_with_two_faults_ends_with_the_same_bits(
+    tmp_path: pathlib.Path, uninterrupted: tuple[str, bytes], first, second
+):
+    steps = sorted(RANDOM.sample(range(3, NUM_STEPS), 2))
+    faults = [
+        [attempt, rank, step, accident]
+        for attempt, step, (rank, accident) in zip((1, 2), steps, (first, second), strict=True)
+    ]
+    with Launched(tmp_path / "run", faults=faults) as run:
+        weights, saved, output = run.end()
+    assert (weights, saved) == uninterrupted
+    assert "3 attempts" in output
+    if first[1] == "SIGKILL":
+        assert "Attempt 1: worker 0: killed by SIGKILL" in output
+        assert "Attempt 2: worker 1: killed by SIGKILL" in output
+    else:
+        assert "WorkerLostError: worker 1 " in output
+        assert "WorkerLostError: worker 0 " in output
+
+
+def test_three_restarts_leave_no_process_no_port_and_no_file(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    left = tmp_path / "left"
+    left.mkdir()
+    path = program(tmp_path)
+    faults = [[1, 0, 4, "SIGKILL"], [2, 1, 5, "raise"], [3, 0, 6, "raise"]]
+    for name, value in environment(faults=faults, steps=8, timeout=TIMEOUT, tmpdir=left).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    addresses: set[str] = set()
+    pids: list[int] = []
+
+    class Watched(CoordinationService):
+        def start(self, addresses_of_workers, *, attempt):
+            found = super().start(addresses_of_workers, attempt=attempt)
+            addresses.update(addresses_of_workers, found.values())
+            pids.append(self.pid)
+            return found
+
+    before, open_before = children(), descriptors()
+    lines: list[str] = []
+    summary = Run(
+        Job((sys.executable, str(path)), num_workers=2, devices_per_worker=1),
+        limits=RestartLimits(max_restarts=3, backoff_seconds=0.0),
+        coordination=Watched(),
+        observer=Observer(
+            on_line=lambda worker_id, line: lines.append(line),
+            on_start=lambda attempt, started: pids.extend(started.values()),
+        ),
+    ).execute()
+    assert (summary.code, len(summary.outcomes)) == (0, 4), "\n".join(lines[-40:])
+    assert len(pids) == 12
+    assert not any(map(is_running, pids))
+    assert children() <= before
+    assert descriptors() == open_before
+    assert list(left.iterdir()) == []
+    assert len(addresses) >= 9
+    for address in addresses:
+        host, _, port = address.partition(":")
+        socket.create_server((host, int(port))).close()
+
+
+# -- a network that is cut ---------------------------------------------------------------------
+
+
+def _ip(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["ip", *arguments], capture_output=True, text=True, check=False, timeout=10
+    )
+
+
+@pytest.fixture
+def two_machines(tmp_path: pathlib.Path) -> Iterator[list[str]]:
+    """Two network namespaces with a cable between them: 10.83.0.1 and 10.83.0.2."""
+    names = [f"replicax-{os.getpid()}-{number}" for number in (0, 1)]
+    ends = [f"rx{os.getpid()}a", f"rx{os.getpid()}b"]
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            made = _ip("netns", "add", name)
+            if made.returncode:
+                pytest.skip(f"this machine has no network namespaces: {made.stderr.strip()}")
+            stack.callback(_ip, "netns", "del", name)
+        commands = [["link", "add", ends[0], "type", "veth", "peer", "name", ends[1]]]
+        for number, (name, end) in enumerate(zip(names, ends, strict=True)):
+            commands += [
+                ["link", "set", end, "netns", name],
+                ["-n", name, "addr", "add", f"10.83.0.{number + 1}/24", "dev", end],
+                ["-n", name, "link", "set", end, "up"],
+                ["-n", name, "link", "set", "lo", "up"],
+            ]
+        for command in commands:
+            made = _ip(*command)
+            if made.returncode:
+                pytest.skip(f"'ip {' '.join(command)}' does not work: {made.stderr.strip()}")
+        yield names
+
+
+def test_workers_that_are_cut_off_from_each_other_both_raise(
+    tmp_path: pathlib.Path, two_machines: list[str]
+):
+    path = program(tmp_path)
+    hosts = ["10.83.0.1", "10.83.0.2"]
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for rank, (name, host) in enumerate(zip(two_machines, hosts, strict=True)):
+            # Gloo advertises the address that the host name stands for.
+            run = f'hostname {host} && exec "$0" "$1"'
+            inside = ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", run]
+            task = {"type": "worker", "index": rank}
+            cluster = {"worker": [f"{host}:4700" for host in hosts]}
+            config = json.dumps({"cluster": cluster, "task": task})
+            variables = environment(timeout=TIMEOUT, tf_config=config)
+            workers.append(Worker([*inside, sys.executable, str(path)], variables))
+            stack.callback(workers[-1].kill)
+        for worker in workers:
+            worker.await_line("stepping")
+        since = time.monotonic()
+        for name, other in zip(two_machines, reversed(hosts), strict=True):
+            route = _ip("-n", name, "-o", "route", "get", other).stdout
+            device = route.partition(" dev ")[2].split()[0]
+            wrong = ["lladdr", "02:00:00:00:00:99", "dev", device]  # packets go nowhere, silently
+            assert _ip("-n", name, "neigh", "replace", other, *wrong).returncode == 0
+        for rank, worker in enumerate(workers):
+            check_lost(worker, [1 - rank], since=since)
