@@ -462,42 +462,16 @@ def test_gke_tells_a_tpu_host_its_slice():
     )
 
 
-# -- several processes -------------------------------------------------------------------------
-
-
-def test_a_process_joins_a_service_that_another_one_has_and_both_may_go():
-    run_fresh(
-        """
-        from replicax.backend import compat
-        from replicax.cluster.addresses import free_port
-        address = f"127.0.0.1:{free_port()}"
-        assert compat.coordination_client() is None
-        service = compat.start_coordination_service(
-            address, 1, heartbeat_seconds=10, shutdown_seconds=5
-        )
-        compat.connect_to_coordination(address, 1, 0, heartbeat_seconds=10, start_seconds=30)
-        client = compat.coordination_client()
-        client.key_value_set("key", "value")
-        assert client.key_value_try_get("key") == "value"
-        import jax
-        assert (jax.process_index(), jax.process_count()) == (0, 1)
-        compat.leave_coordination()
-        compat.forget_coordination()
-        assert compat.coordination_client() is None
-        service.shutdown()
-        """
-    )
-
-
 # -- the file itself ---------------------------------------------------------------------------
 
 
-def test_every_name_of_compat_is_tested_here():
+def test_every_name_of_compat_is_tested():
     tree = vars(compat)
     names = {
         name
         for name, value in tree.items()
         if not name.startswith("_") and getattr(value, "__module__", None) == compat.__name__
     } | {"ConcreteArray"}
-    source = pathlib.Path(__file__).read_text()
+    files = pathlib.Path(__file__).parent.glob("test_compat*.py")
+    source = "".join(path.read_text() for path in files)
     assert [name for name in sorted(names) if not re.search(rf"compat\.{name}\b", source)] == []

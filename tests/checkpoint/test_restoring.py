@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import replicax as rx
+from replicax.checkpoint import awaiting
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.errors import (
     CheckpointMismatchError,
@@ -236,14 +237,17 @@ def test_a_variable_only_read_before_it_was_attached_gets_its_value(tmp_path):
 
 def test_nothing_is_watched_when_all_values_are_taken(tmp_path):
     gc.collect()
+    before = set(awaiting._waiting)  # of earlier tests, whose values nobody took
     path = saved(tmp_path, w=rx.Variable(1.0), v=rx.Variable(2.0))
     checkpoint = Checkpoint(w=rx.Variable(0.0))
     checkpoint.read(path)
     assert registry._observer is not None
+    assert set(awaiting._waiting) > before
 
     checkpoint.v = rx.Variable(0.0)
 
-    assert type(rx.Variable(0.0)._storage).__name__ == "Storage"
+    assert set(awaiting._waiting) == before
+    assert (registry._observer is not None) == bool(before)
 
 
 def test_values_wait_although_the_checkpoint_is_gone(tmp_path):

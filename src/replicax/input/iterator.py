@@ -44,6 +44,10 @@ class Passes(Protocol):
         """Whether a step without examples is possible."""
         ...
 
+    def knows_type(self) -> bool:
+        """Whether it is known what a step looks like."""
+        ...
+
     def empty_value(self) -> Any:
         """A step without examples."""
         ...
