@@ -1,0 +1,85 @@
+"""A training that saves itself every few steps, and in which workers have accidents.
+
+``FAULTS`` is a JSON list of ``[attempt, worker, step, signal]``: the worker sends itself the
+signal when it has launched that step of that attempt. With ``"in a save"`` for the step it does
+so while a checkpoint is being written. The chief prints the bits of all state at the end.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import replicax as rx
+
+NUM_STEPS = 20
+SAVE_EVERY = 3
+GLOBAL_BATCH = 8
+
+
+def bits_of(arrays):
+    return [np.asarray(array).tobytes().hex() for array in arrays]
+
+
+def main(folder):
+    options = rx.experimental.CommunicationOptions(timeout_seconds=5)
+    strategy = rx.MultiWorkerMirroredStrategy(communication_options=options)
+    worker = strategy.cluster_resolver.task_id
+    attempt = int(os.environ["REPLICAX_ATTEMPT"])
+    faults = {
+        step: getattr(signal, name)
+        for of_attempt, of_worker, step, name in json.loads(os.environ["FAULTS"])
+        if (of_attempt, of_worker) == (attempt, worker)
+    }
+    rng = np.random.default_rng(0)
+    examples = rng.normal(size=(45, 4)).astype(np.float32)
+    with strategy.scope():
+        w = rx.Variable(rng.normal(size=(4, 4)).astype(np.float32), name="w")
+        seen = rx.Variable(np.uint32(0), aggregation=rx.VariableAggregation.ONLY_FIRST_REPLICA)
+        optimizer = rx.Optimizer(optax.adam(0.05))
+        generator = rx.random.Generator(3)
+    dataset = strategy.distribute_dataset(
+        rx.data.Dataset.from_tensor_slices(examples)
+        .shuffle(45, seed=1)
+        .repeat()
+        .batch(GLOBAL_BATCH)
+    )
+    iterator = iter(dataset)
+
+    @rx.function
+    def step(x):
+        context = rx.get_replica_context()
+
+        def loss_fn():
+            noise = generator.next_key()[0].astype(jnp.float32) * 1e-12
+            return rx.compute_average_loss(jnp.mean((jnp.tanh(x @ w) - x) ** 2, axis=1) + noise)
+
+        gradient = rx.grad(loss_fn, w)
+        optimizer.apply_gradients([(gradient, w)])
+        # What was read, in its order: another order gives another number.
+        digest = context.all_reduce("SUM", jnp.sum(jnp.abs(x)))
+        seen.assign(seen * np.uint32(31) + digest.view(jnp.uint32))
+
+    checkpoint = rx.Checkpoint(
+        w=w, seen=seen, optimizer=optimizer, generator=generator, iterator=iterator
+    )
+    backup = rx.BackupAndRestore(checkpoint, folder, every=SAVE_EVERY)
+    for number in backup.steps(NUM_STEPS):
+        strategy.run(step, args=(next(iterator),))
+        if number in faults:
+            print("accident at", number, flush=True)
+            os.kill(os.getpid(), faults[number])
+        if "in a save" in faults and (number + 1) % SAVE_EVERY == 0 and number > SAVE_EVERY:
+            threading.Timer(0.02, os.kill, (os.getpid(), faults["in a save"])).start()
+    state = [w.numpy(), seen.numpy(), *(v.numpy() for v in optimizer.variables)]
+    if strategy.is_chief:
+        print("bits " + json.dumps([*bits_of(state), iterator.get_state()]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
