@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -43,21 +44,16 @@ def main(folder):
         seen = rx.Variable(np.uint32(0), aggregation=rx.VariableAggregation.ONLY_FIRST_REPLICA)
         optimizer = rx.Optimizer(optax.adam(0.05))
         generator = rx.random.Generator(3)
-    dataset = strategy.distribute_dataset(
-        rx.data.Dataset.from_tensor_slices(examples)
-        .shuffle(45, seed=1)
-        .repeat()
-        .batch(GLOBAL_BATCH)
-    )
-    iterator = iter(dataset)
+    shuffled = rx.data.Dataset.from_tensor_slices(examples).shuffle(45, seed=1).repeat()
+    iterator = iter(strategy.distribute_dataset(shuffled.batch(GLOBAL_BATCH)))
 
     @rx.function
     def step(x):
         context = rx.get_replica_context()
 
         def loss_fn():
-            noise = generator.next_key()[0].astype(jnp.float32) * 1e-12
-            return rx.compute_average_loss(jnp.mean((jnp.tanh(x @ w) - x) ** 2, axis=1) + noise)
+            noisy = x @ w + 0.1 * jax.random.normal(generator.next_key(), (4,))
+            return rx.compute_average_loss(jnp.mean((jnp.tanh(noisy) - x) ** 2, axis=1))
 
         gradient = rx.grad(loss_fn, w)
         optimizer.apply_gradients([(gradient, w)])
@@ -68,7 +64,12 @@ def main(folder):
     checkpoint = rx.Checkpoint(
         w=w, seen=seen, optimizer=optimizer, generator=generator, iterator=iterator
     )
-    backup = rx.BackupAndRestore(checkpoint, folder, every=SAVE_EVERY)
+    backup = rx.BackupAndRestore(
+        checkpoint,
+        folder,
+        every=SAVE_EVERY,
+        termination_config=rx.experimental.TerminationConfig(),  # SIGTERM: save and leave
+    )
     for number in backup.steps(NUM_STEPS):
         strategy.run(step, args=(next(iterator),))
         if number in faults:

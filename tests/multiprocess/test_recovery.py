@@ -55,5 +55,6 @@ def undisturbed(tmp_path_factory):
 def test_a_run_with_accidents_ends_with_the_bits_of_one_without(case, undisturbed, tmp_path):
     text, bits = train(tmp_path, ACCIDENTS[case])
     assert bits == undisturbed
-    if "save" not in case:
-        assert "restart" in text.lower() or "attempt" in text.lower()
+    if "save" not in case:  # there it may have come a moment too late
+        assert text.count("accident at") == 2
+        assert "Attempt 2 ended" in text
