@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -295,6 +296,9 @@ def round_trip(rank, folder):
     os.chdir(folder / f"home-{rank}")
     private = "/proc/self/cwd/private/ckpt"  # the same name, and a folder of each worker's own
     results["not shared"] = caught(lambda: checkpoint.write(private))
+    if rank == 0:
+        shutil.copytree(path, private)
+    results["only one has it"] = caught(lambda: checkpoint.restore(private))
     os.chdir(ROOT)
 
     (folder / "blocked/checkpoint").mkdir(parents=True, exist_ok=True)  # where a file should be

@@ -117,6 +117,14 @@ def test_an_object_that_fails_on_one_worker_fails_the_save_on_all(round_trip, fo
     assert not (folder / "failing").exists()
 
 
+def test_what_the_first_worker_cannot_write_is_raised_on_all(round_trip):
+    for name in ("cannot be written", "cannot be written in the background"):
+        one, other = [result[name] for result in round_trip]
+        assert one.startswith("IsADirectoryError: ")
+        assert re.match(r"OtherWorkerError: worker 0 \(.*\) failed with IsADirectoryError", other)
+    assert same_on_all(round_trip, "not counted")
+
+
 def test_workers_that_would_save_different_things_say_so(round_trip):
     message = same_on_all(round_trip, "different objects")
     assert re.match(
@@ -138,11 +146,12 @@ def test_a_folder_that_the_workers_do_not_share_is_an_error_that_says_so(round_t
     for result in round_trip:
         assert result["not shared"].startswith("CheckpointNotFoundError: ")
         assert "on storage that they share" in result["not shared"]
+        assert result["only one has it"].startswith("CheckpointNotFoundError: there is no")
+        assert "All workers must see the same folder." in result["only one has it"]
 
 
 def test_what_failed_leaves_nothing_half_written(round_trip, folder):
     assert not list(folder.glob("**/*.partial"))
-    assert not list(folder.glob("home-*/private/*"))
 
 
 # -- a manager -----------------------------------------------------------------------------------

@@ -61,9 +61,10 @@ def test_sigterm_on_any_worker_lets_all_save_at_the_same_step_and_go_on_later(tm
 TOTAL = 40
 
 
-def launch(folder):
+def launch(folder, max_restarts=0):
     program = [PROGRAMS, "--", "launched", str(folder), str(TOTAL)]
     command = ["launch", "--workers", "2", "--devices-per-worker", "1", "--backoff", "0"]
+    command += ["--max-restarts", str(max_restarts)]
     with (folder / "output").open("a") as output:
         return subprocess.Popen(
             [sys.executable, "-c", LAUNCH, *command, *program],
@@ -75,7 +76,9 @@ def launch(folder):
 
 
 @pytest.mark.parametrize("victim", [0, 1, "launcher"])
-def test_a_preempted_run_under_the_launcher_ends_with_the_same_bits(victim, tmp_path):
+def test_a_preempted_run_under_the_launcher_ends_with_the_same_bits(
+    victim, uninterrupted, tmp_path
+):
     with launch(tmp_path) as launcher:
         try:
             pid = int(wait_for_text(tmp_path / f"pid-{int(victim == 1)}-1", launcher))
@@ -99,8 +102,36 @@ def test_a_preempted_run_under_the_launcher_ends_with_the_same_bits(victim, tmp_
     if victim != "launcher":
         assert {attempt for attempt, _, _ in rows[0]} == {"1", "2"}
     assert [number for _, number, _ in rows[0]] == [str(n) for n in range(TOTAL)]  # each step once
-    alone = tmp_path / "alone"
-    alone.mkdir()
+    assert [bits for *_, bits in rows[0]] == uninterrupted
+
+
+def test_workers_killed_in_mid_save_are_started_again_and_end_with_the_same_bits(
+    uninterrupted, tmp_path
+):
+    with launch(tmp_path, max_restarts=2) as launcher:
+        try:
+            for attempt, victim in ((1, 0), (2, 1)):
+                pid = int(wait_for_text(tmp_path / f"pid-{victim}-{attempt}", launcher))
+                while not list(tmp_path.glob("backup/*.partial")):
+                    assert launcher.poll() is None
+                os.kill(pid, signal.SIGKILL)
+            code = launcher.wait(120)
+        finally:
+            launcher.kill()
+    assert code == 0, (tmp_path / "output").read_text()
+
+    for rank in range(2):
+        rows = read_rows(tmp_path / f"steps-{rank}")
+        assert {attempt for attempt, _, _ in rows} == {"1", "2", "3"}
+        assert rows[-1][1] == str(TOTAL - 1)
+        for _, number, bits in rows:  # also of steps that were done again
+            assert bits == uninterrupted[int(number)]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The variable after each step, in one process with as many replicas."""
+    alone = tmp_path_factory.mktemp("alone")
     done = subprocess.run(
         [sys.executable, PROGRAMS, "launched", str(alone), str(TOTAL)],
         env=environment(2),
@@ -111,7 +142,7 @@ def test_a_preempted_run_under_the_launcher_ends_with_the_same_bits(victim, tmp_
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert [bits for *_, bits in read_rows(alone / "steps-0")] == [bits for *_, bits in rows[0]]
+    return [bits for *_, bits in read_rows(alone / "steps-0")]
 
 
 def wait_for_text(path, process, seconds=90):

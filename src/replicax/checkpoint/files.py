@@ -193,11 +193,15 @@ def read_states(path: Path, rank: int) -> dict[str, Any]:
 def write_atomically(path: Path, text: str) -> None:
     """Replaces a file by one with this text; readers see the old or the new one."""
     temporary = path.with_name(path.name + PARTIAL)
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     _sync_folder(path.parent)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from replicax.backend import workers
 from replicax.checkpoint.checkpoint import Checkpoint, PathLike
-from replicax.checkpoint.counting import attached_count
+from replicax.checkpoint.counting import Count, attached_count
 from replicax.checkpoint.manager import CheckpointManager, manager_of
 from replicax.checkpoint.team import current_team
 from replicax.checkpoint.termination import Notice, TerminationConfig
@@ -73,22 +73,22 @@ class PreemptionCheckpointHandler:
             _require_joined(cluster_resolver)
         manager = manager_of(checkpoint_or_checkpoint_manager, checkpoint_dir)
         manager.restore_or_initialize()
-        self._watch(manager, config)
+        self._watch(manager, config, attached_count(manager.checkpoint, RUNS))
 
     @classmethod
     def _without_restore(
         cls, manager: CheckpointManager, config: TerminationConfig
     ) -> PreemptionCheckpointHandler:
-        """A handler for a program that has restored the latest checkpoint itself."""
+        """A handler for a loop that restores, and counts its steps, by itself."""
         handler = cls.__new__(cls)
-        handler._watch(manager, config)
+        handler._watch(manager, config, Count())
         return handler
 
-    def _watch(self, manager: CheckpointManager, config: TerminationConfig) -> None:
+    def _watch(self, manager: CheckpointManager, config: TerminationConfig, runs: Count) -> None:
         self._manager = manager
         self._config = config
         self._team = current_team()
-        self._runs = attached_count(self._manager.checkpoint, RUNS)
+        self._runs = runs
         self._num_checks = 0
         self._deadline: float | None = None
         self._is_preempted = False

@@ -25,7 +25,7 @@ from replicax.checkpoint.entries import (
     VariableEntry,
     all_sources,
 )
-from replicax.checkpoint.errors import CheckpointMismatchError, mismatch
+from replicax.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError, mismatch
 from replicax.checkpoint.team import Team
 from replicax.variables.storage import Storage
 
@@ -105,6 +105,9 @@ class Restoration:
             manifest = files.read_manifest(path)
             checksum = files.crc_of(manifest)
             entries, arrays = self._prepare(manifest, counter, counter_key, team)
+        except CheckpointNotFoundError as problem:
+            advice = "" if team.is_alone else " All workers must see the same folder."
+            error = CheckpointNotFoundError(f"{problem}{advice}")
         except Exception as problem:  # told to the other workers before anything is overwritten
             error = problem
         agree_on_path(team, path, checksum, error)
