@@ -17,6 +17,10 @@ def test_a_process_joins_a_service_that_another_one_has_and_both_may_go():
         client = compat.coordination_client()
         client.key_value_set("key", "value")
         assert client.key_value_try_get("key") == "value"
+        compat.start_preemption_service()
+        compat.start_preemption_service()  # once is enough
+        import os, signal
+        os.kill(os.getpid(), signal.SIGTERM)
         import jax
         assert (jax.process_index(), jax.process_count()) == (0, 1)
         compat.leave_coordination()

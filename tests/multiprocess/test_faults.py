@@ -126,12 +126,11 @@ def test_a_worker_whose_program_ends_early_is_named_by_the_other(cluster):
     assert workers[0].end().code == 0
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_sigterm_is_a_notice_and_the_step_goes_on(cluster, victim: int):
-    workers = cluster(2, steps=NUM_STEPS, faults=[[1, victim, 5, "SIGTERM"]])
-    ends = [worker.end() for worker in workers]
-    assert [ended.code for ended in ends] == [0, 0], workers[victim].text
-    assert ends[0].last("weights ")[0] == ends[1].last("weights ")[0]
+def test_sigterm_ends_a_worker_that_no_handler_watches_and_the_other_names_it(cluster):
+    workers = cluster(2, faults=[[1, 1, 5, "SIGTERM"]])
+    workers[1].await_line("accident")
+    check_lost(workers[0], [1], since=time.monotonic())
+    assert workers[1].end().code == -signal.SIGTERM
 
 
 # -- under the launcher ------------------------------------------------------------------------

@@ -338,7 +338,14 @@ def connect_to_coordination(
     )
     state.client = client
     client.connect()
-    state.initialize_preemption_sync_manager()
+
+
+def start_preemption_service() -> None:
+    """From now on SIGTERM is a notice to all processes, instead of the end of this one."""
+    state = distributed.global_state
+    if state.preemption_sync_manager is None:
+        jax.config.update("jax_enable_preemption_service", True)
+        state.initialize_preemption_sync_manager()
 
 
 def coordination_client() -> Any:

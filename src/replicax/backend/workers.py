@@ -381,6 +381,7 @@ def join(
     require_not_started()
     limit_collectives(timeout_seconds)
     jax.config.update("jax_enable_recoverability", True)  # or JAX ends all when one has gone
+    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM ends a worker, as usual
     heartbeat = 2 * round(timeout_seconds) + _HEARTBEAT_MARGIN_SECONDS
     service = os.environ.get(COORDINATION_VARIABLE)
     if service:

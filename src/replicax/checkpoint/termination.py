@@ -13,6 +13,7 @@ from typing import Any
 
 from jax.experimental import multihost_utils
 
+from replicax.backend import compat
 from replicax.checkpoint.team import Team
 from replicax.core.errors import ContextError
 
@@ -65,9 +66,9 @@ class TerminationConfig:
 class Notice:
     """Whether the workers were told to leave, as all of them see it at the same step.
 
-    In a cluster that is what JAX's preemption service is for: it has caught SIGTERM since the
-    workers joined, and a handler of ours would disable it. A process without a cluster has
-    our own handler until `close`.
+    In a cluster that is what JAX's preemption service is for: it catches SIGTERM from the first
+    notice on, and a handler of ours would disable it. A process without a cluster has our own
+    handler until `close`.
 
     Args:
         team: The workers.
@@ -83,7 +84,9 @@ class Notice:
         self._ended = threading.Event()
         told, ended = self._told, self._ended
         restore: Callable[[], Any] = ended.set
-        if self._is_alone:
+        if not self._is_alone:
+            compat.start_preemption_service()
+        else:
             try:
                 before = signal.signal(signal.SIGTERM, lambda number, frame: told.set())
             except ValueError:

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.backend import workers
+
 _BINARY = {
     "add": operator.add,
     "sub": operator.sub,
@@ -76,7 +78,13 @@ class ArrayOperators:
             >>> rx.Variable([1.0, 2.0]).numpy()
             array([1., 2.], dtype=float32)
         """
-        return np.array(self.read_value())
+        try:
+            return np.array(self.read_value())
+        except Exception as error:  # of a program that this value is waiting for
+            lost = workers.lost_worker(error)
+            if lost is None:
+                raise
+            raise lost from error
 
     def __jax_array__(self) -> jax.Array:
         return self.read_value()
