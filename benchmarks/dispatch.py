@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from timing import KINDS, alternate, environment, median, paired_ratio, parse_options
+from timing import alternate, compared, environment, parse_options
 
 import replicax as rx
 
@@ -100,13 +100,7 @@ def compare(devices: Sequence[Any], num_variables: int, rounds: int) -> dict[str
     steps = 200 if num_variables < 100 else 40
     times = alternate(runs, steps=steps, warm_up=20, rounds=rounds)
     row: dict[str, Any] = {"replicas": len(devices), "variables": num_variables}
-    for kind in KINDS:
-        medians = {name: median(times, name, kind) for name in runs}
-        row |= {f"{name}_{kind}": round(value, 1) for name, value in medians.items()}
-        row[f"ratio_{kind}"] = round(medians["replicax"] / medians["hand_written"], 3)
-        paired = paired_ratio(times, "replicax", "hand_written", kind)
-        row[f"paired_ratio_{kind}"] = round(paired, 3)
-    return row
+    return row | compared(times, "replicax", "hand_written")
 
 
 def main() -> None:

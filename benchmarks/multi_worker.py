@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from timing import KINDS, alternate, environment, median, paired_ratio
+from timing import alternate, compared, environment
 
 import replicax as rx
 from replicax.cluster.addresses import free_ports
@@ -158,12 +158,7 @@ def work(rounds: int) -> None:
         "workers": strategy.num_replicas_in_sync // len(extended.worker_devices),
         "devices": len(extended.worker_devices),
     }
-    for kind in KINDS:
-        medians = {name: median(times, name, kind) for name in runs}
-        row |= {f"{name}_{kind}": round(value, 1) for name, value in medians.items()}
-        row[f"ratio_{kind}"] = round(medians["replicax"] / medians["hand_written"], 3)
-        paired = paired_ratio(times, "replicax", "hand_written", kind)
-        row[f"paired_ratio_{kind}"] = round(paired, 3)
+    row |= compared(times, "replicax", "hand_written")
     print(json.dumps(row | environment()), flush=True)
 
 

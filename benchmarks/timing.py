@@ -63,6 +63,17 @@ def paired_ratio(times: Times, ours: str, theirs: str, kind: str) -> float:
     return statistics.median(one[index] / other[index] for one, other in pairs)
 
 
+def compared(times: Times, ours: str, theirs: str) -> dict[str, float]:
+    """The medians of two runs and their ratios, by what they are called in a row of results."""
+    row: dict[str, float] = {}
+    for kind in KINDS:
+        medians = {name: median(times, name, kind) for name in (theirs, ours)}
+        row |= {f"{name}_{kind}": round(value, 1) for name, value in medians.items()}
+        row[f"ratio_{kind}"] = round(medians[ours] / medians[theirs], 3)
+        row[f"paired_ratio_{kind}"] = round(paired_ratio(times, ours, theirs, kind), 3)
+    return row
+
+
 def parse_options(description: str | None, **lists: list[int]) -> argparse.Namespace:
     """The options of a benchmark: the number of rounds, and lists of what is varied."""
     parser = argparse.ArgumentParser(

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import replicax as rx
 import replicax.tf as tf
 from replicax.backend import workers
+from replicax.strategies import multi_worker_mirrored
 from tests.backend.fresh_process import run_fresh
 from tests.strategies.test_extended_reduce import operands_of_all_reduces
 
@@ -158,3 +160,17 @@ def test_the_collective_timeout_reaches_the_compiler():
         """
     )
     assert output.split() == [f"--xla_cpu_collective_timeout_seconds={n}" for n in (7, 3)]
+
+
+# -- scope -------------------------------------------------------------------------------------
+
+
+def test_where_the_devices_are_accelerators_eager_arrays_in_the_scope_go_to_the_cpu():
+    scope = multi_worker_mirrored._ScopeOnHost(rx.MirroredStrategy(["CPU:1"]).scope())
+    first, other = jax.devices()[0], jax.devices()[2]
+    with jax.default_device(other):
+        with scope as strategy, scope:  # entered twice
+            assert rx.get_strategy() is strategy
+            assert jnp.zeros(2).devices() == {first}
+        assert jnp.zeros(2).devices() == {other}
+    assert not rx.has_strategy()
