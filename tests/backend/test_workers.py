@@ -17,7 +17,8 @@ service = compat.start_coordination_service(address, 1, heartbeat_seconds=60, sh
 compat.connect_to_coordination(address, 1, 0, heartbeat_seconds=60, start_seconds=30)
 client = compat.coordination_client()
 names = ["worker 0", "worker 1", "worker 2"]
-workers._workers = joined = workers.Workers(0, names, 2.0, service_rank=0)
+joined = workers.Workers(0, names, 2.0, service_rank=0)
+workers.set_current(joined)
 def beat(rank, text):
     client.key_value_set(f"replicax/beat/{rank}", text, True)
 GLOO = ValueError("UNKNOWN: Gloo all-reduce failed: [pair.cc:538] Connection reset by peer")

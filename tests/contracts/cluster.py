@@ -32,9 +32,9 @@ def begin_together(test, monkeypatch):
         return exchange(what, message, channel=f"{test}/{channel}")
 
     monkeypatch.setattr(group, "exchange", of_test)
-    monkeypatch.setattr(workers, "_MEETING_SECONDS", _START_SECONDS)
+    monkeypatch.setattr(workers, "MEETING_SECONDS", _START_SECONDS)
     group.exchange("the start of a test", None)
-    monkeypatch.setattr(workers, "_MEETING_SECONDS", _MEETING_SECONDS)
+    monkeypatch.setattr(workers, "MEETING_SECONDS", _MEETING_SECONDS)
 
 
 def end_together(status):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from replicax.backend.workers import COORDINATION_VARIABLE
+from replicax.backend.joining import COORDINATION_VARIABLE
 from replicax.cluster.addresses import parse_address
 from replicax.core.errors import ClusterError
 from replicax.launch.service import CoordinationService

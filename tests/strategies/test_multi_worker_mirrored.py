@@ -151,11 +151,11 @@ def test_the_collective_timeout_reaches_the_compiler():
     output = run_fresh(
         """
         import os
-        from replicax.backend import workers
-        workers.limit_collectives(7.0)
+        from replicax.backend import joining
+        joining.limit_collectives(7.0)
         print(os.environ["XLA_FLAGS"])
         os.environ["XLA_FLAGS"] = "--xla_cpu_collective_timeout_seconds=3"
-        workers.limit_collectives(7.0)
+        joining.limit_collectives(7.0)
         print(os.environ["XLA_FLAGS"])
         """
     )

@@ -11,50 +11,37 @@ never in the repetition of a step.
 
 from __future__ import annotations
 
-import atexit
 import collections
 import contextlib
 import json
-import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
-
 from replicax.backend import compat
 from replicax.backend.mesh import ReplicaMesh
 from replicax.core.errors import (
-    DeviceError,
     LostVariableError,
     ReplicaxError,
     WorkerLostError,
     WorkersDifferError,
 )
 
-DEFAULT_TIMEOUT_SECONDS = 10.0
-
-COORDINATION_VARIABLE = "REPLICAX_COORDINATION_ADDRESS"
-"""Names the address of a coordination service that outlives the workers, if a launcher has one."""
-
-_MEETING_SECONDS = 300.0
+MEETING_SECONDS = 300.0
 """How long workers that are alive may keep each other waiting before it counts as a hang."""
 
 _FAILURE = "a failure"
-_BEAT_SECONDS = 0.5
-_SILENT_SECONDS = 3.0
+BEAT_SECONDS = 0.5
+SILENT_SECONDS = 3.0
 _SLICE_SECONDS = 1.0
-_GOODBYE_SECONDS = 2.0
-_HEARTBEAT_MARGIN_SECONDS = 30  # JAX ends a worker after half of it, which has said why by then
-_COLLECTIVE_TIMEOUT_FLAG = "--xla_cpu_collective_timeout_seconds"
+GOODBYE_SECONDS = 2.0
 
 # The last beat of a worker that leaves. One that left because of another is not the cause.
-_ENDED = "ended"
-_FAILED = "failed"
-_BEREFT = "bereft"
+ENDED = "ended"
+FAILED = "failed"
+BEREFT = "bereft"
 
 # A status of the runtime, and in it what carries collectives or messages between processes.
 _COMMUNICATION_ERROR = re.compile(
@@ -167,7 +154,7 @@ class Workers:
 
     def _answer(self, key: str, rank: int, what: str) -> Any:
         client = compat.coordination_client()
-        end = time.monotonic() + _MEETING_SECONDS
+        end = time.monotonic() + MEETING_SECONDS
         while True:
             try:
                 return json.loads(client.blocking_key_value_get(key, int(1000 * _SLICE_SECONDS)))
@@ -184,7 +171,7 @@ class Workers:
     def _beat(self) -> None:
         """Tells the others that this worker is alive, and watches their beats."""
         count = 0
-        while not self._ended.wait(_BEAT_SECONDS):
+        while not self._ended.wait(BEAT_SECONDS):
             count += 1
             client = compat.coordination_client()
             if client is None:
@@ -223,18 +210,18 @@ class Workers:
         Those that left because of others are listed only if there is nobody else.
         """
         seen = list(self._seen.items())
-        bereft = tuple(rank for rank, (beat, _) in seen if beat == _BEREFT)
+        bereft = tuple(rank for rank, (beat, _) in seen if beat == BEREFT)
         others = tuple(
             rank
             for rank, (beat, at) in seen
-            if rank not in bereft and (beat in (_ENDED, _FAILED) or self._looked_at - at > seconds)
+            if rank not in bereft and (beat in (ENDED, FAILED) or self._looked_at - at > seconds)
         )
         return others or bereft
 
     def _num_left(self) -> int:
         seen = list(self._seen.values())
         return sum(
-            beat in (_ENDED, _FAILED, _BEREFT) or self._looked_at - at > self.timeout_seconds
+            beat in (ENDED, FAILED, BEREFT) or self._looked_at - at > self.timeout_seconds
             for beat, at in seen
         )
 
@@ -267,24 +254,24 @@ class Workers:
 
     def _how_it_left(self, rank: int) -> str:
         beat, _ = self._seen.get(rank, (None, 0.0))
-        how = {_ENDED: " (its program ended)", _FAILED: " (it ended with an error)"}
+        how = {ENDED: " (its program ended)", FAILED: " (it ended with an error)"}
         return how.get(beat or "", "")
 
     @property
     def _silent_seconds(self) -> float:
-        return min(_SILENT_SECONDS, max(self.timeout_seconds, 2 * _BEAT_SECONDS))
+        return min(SILENT_SECONDS, max(self.timeout_seconds, 2 * BEAT_SECONDS))
 
     def _find_gone(self) -> tuple[int, ...]:
         """Who has gone; waits as long as it takes to be sure of it."""
-        end = time.monotonic() + self._silent_seconds + 2 * _BEAT_SECONDS
+        end = time.monotonic() + self._silent_seconds + 2 * BEAT_SECONDS
         while True:
             if not self._is_service_heard(self._silent_seconds):  # nor is anybody else
                 return () if self.service_rank is None else (self.service_rank,)
             missing = self.gone(self._silent_seconds)
-            is_cause = any(self._seen[rank][0] != _BEREFT for rank in missing)
+            is_cause = any(self._seen[rank][0] != BEREFT for rank in missing)
             if is_cause or time.monotonic() > end:
                 return missing
-            time.sleep(_BEAT_SECONDS / 2)
+            time.sleep(BEAT_SECONDS / 2)
 
     # -- leaving -----------------------------------------------------------------------------
 
@@ -293,10 +280,10 @@ class Workers:
         self._ended.set()
         if not self._is_service_heard(self._silent_seconds):
             return False
-        self._heart.join(_GOODBYE_SECONDS)
+        self._heart.join(GOODBYE_SECONDS)
         client = compat.coordination_client()
         return within(
-            _GOODBYE_SECONDS,
+            GOODBYE_SECONDS,
             lambda: client.key_value_set(self._beat_key(self.rank), last_beat, True),
         )
 
@@ -308,10 +295,16 @@ class Workers:
             self._look_at_all(client)
             if self._num_left() == self.num_workers - 1:
                 return
-            time.sleep(_BEAT_SECONDS / 5)
+            time.sleep(BEAT_SECONDS / 5)
 
 
 _workers: Workers | None = None
+
+
+def set_current(group: Workers) -> None:
+    """Says which cluster this process has joined; `joining` does it, once."""
+    global _workers
+    _workers = group
 
 
 @contextlib.contextmanager
@@ -355,119 +348,6 @@ def lost_worker(error: BaseException) -> WorkerLostError | None:
     if not _COMMUNICATION_ERROR.search(str(error)):
         return None
     return _workers.lost("in a program of all workers", error)
-
-
-def join(
-    addresses: Sequence[str],
-    rank: int,
-    *,
-    names: Sequence[str],
-    timeout_seconds: float,
-    start_seconds: float,
-) -> Workers:
-    """Joins the other workers; a process does it once, before JAX starts.
-
-    Args:
-        addresses: Of all workers, by rank; the coordination service is at the first one.
-        rank: Which of them this process is.
-        names: What messages call them.
-        timeout_seconds: How long a worker may be silent, and a collective may wait for it.
-        start_seconds: How long to wait for the coordination service.
-
-    Raises:
-        DeviceError: If JAX has started already.
-    """
-    global _workers
-    require_not_started()
-    limit_collectives(timeout_seconds)
-    jax.config.update("jax_enable_recoverability", True)  # or JAX ends all when one has gone
-    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM ends a worker, as usual
-    heartbeat = 2 * round(timeout_seconds) + _HEARTBEAT_MARGIN_SECONDS
-    service = os.environ.get(COORDINATION_VARIABLE)
-    if service:
-        compat.connect_to_coordination(
-            service,
-            len(addresses),
-            rank,
-            heartbeat_seconds=heartbeat,
-            start_seconds=int(start_seconds),
-        )
-    else:
-        jax.distributed.initialize(
-            coordinator_address=addresses[0],
-            num_processes=len(addresses),
-            process_id=rank,
-            cluster_detection_method="deactivate",
-            initialization_timeout=int(start_seconds),
-            heartbeat_timeout_seconds=heartbeat,
-            coordinator_bind_address=addresses[0],
-        )
-    _workers = Workers(rank, names, timeout_seconds, service_rank=None if service else 0)
-    atexit.register(_leave, _workers)
-    _note_errors()
-    return _workers
-
-
-def require_not_started() -> None:
-    """Raises if it is too late to join.
-
-    Raises:
-        DeviceError: If JAX has started already.
-    """
-    if compat.has_started():
-        raise DeviceError(
-            "MultiWorkerMirroredStrategy was created after JAX had started, when it cannot join "
-            "other processes any more. Create it first in the program, before any array, "
-            "jax.devices() or other strategy is made."
-        )
-
-
-def limit_collectives(timeout_seconds: float) -> None:
-    """Makes collectives of the CPU backend fail when a worker does not come; before JAX starts."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if _COLLECTIVE_TIMEOUT_FLAG not in flags:
-        seconds = max(round(timeout_seconds), 1)
-        os.environ["XLA_FLAGS"] = f"{flags} {_COLLECTIVE_TIMEOUT_FLAG}={seconds}".strip()
-
-
-# -- leaving -----------------------------------------------------------------------------------
-# JAX ends a worker that disconnects while the service is gone, and one whose service disappears.
-# So a worker disconnects only if the service has just answered, and the one that has the service
-# leaves last, also after an error of its own. Nothing waits for a worker that has gone.
-
-_last_beat = _ENDED
-
-
-def _note_errors() -> None:
-    previous = sys.excepthook
-
-    def hook(kind: Any, error: BaseException, trace: Any) -> None:
-        global _last_beat
-        lost = lost_worker(error)
-        _last_beat = _BEREFT if lost or isinstance(error, WorkerLostError) else _FAILED
-        if lost is not None:  # an error that came past all that could translate it
-            lost.__cause__ = error
-            kind, error, trace = type(lost), lost, None
-        previous(kind, error, trace)
-
-    sys.excepthook = hook
-
-
-def _leave(workers: Workers) -> None:
-    if compat.coordination_client() is None:
-        return
-    told = workers.end(_last_beat)
-    if workers.service_rank == workers.rank:
-        # After an error, as long as the others need to notice.
-        patience = _MEETING_SECONDS
-        if _last_beat != _ENDED:
-            patience = workers.timeout_seconds + _SILENT_SECONDS
-        with contextlib.suppress(Exception):
-            workers.await_others(patience)
-            time.sleep(_BEAT_SECONDS)  # their disconnection follows
-    elif told:
-        within(_GOODBYE_SECONDS, compat.leave_coordination)
-    compat.forget_coordination()
 
 
 def within(seconds: float, action: Callable[[], object]) -> bool:

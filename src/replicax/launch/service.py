@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from replicax.backend.workers import COORDINATION_VARIABLE
+from replicax.backend.joining import COORDINATION_VARIABLE
 from replicax.cluster import addresses as host_addresses
 from replicax.cluster.addresses import Address
 from replicax.core.errors import ClusterPlatformError

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from replicax.backend import devices, workers
+from replicax.backend import devices, joining, workers
 from replicax.backend.collectives import Reduction
 from replicax.backend.mesh import replica_mesh
 from replicax.backend.workers import Workers
@@ -51,7 +51,7 @@ class MultiWorkerMirroredExtended(StrategyExtended):
                     f"{', '.join(names)}."
                 )
             return joined
-        workers.require_not_started()
+        joining.require_not_started()
         addresses = [task.address for task in self._tasks]
         seconds = arrival.start_seconds()
         arrival.meet(
@@ -61,11 +61,11 @@ class MultiWorkerMirroredExtended(StrategyExtended):
             facts=arrival.own_facts(),
             seconds=seconds,
         )
-        return workers.join(
+        return joining.join(
             addresses,
             self.worker_id,
             names=names,
-            timeout_seconds=options.timeout_seconds or workers.DEFAULT_TIMEOUT_SECONDS,
+            timeout_seconds=options.timeout_seconds or joining.DEFAULT_TIMEOUT_SECONDS,
             start_seconds=seconds,
         )
 
