@@ -287,9 +287,14 @@ def _physical_index(device: PhysicalDevice) -> int:
 # -- names -------------------------------------------------------------------------------------
 
 
+def device_kind(device: Device) -> str:
+    """What kind of device it is called: ``CPU``, ``GPU`` or ``TPU``."""
+    return _machine.kind if device.platform == "cpu" else device.platform.upper()
+
+
 def device_name(device: Device) -> str:
     """The short name of a device, ``CPU:0`` or ``GPU:0``; that of another process has its task."""
-    kind = _machine.kind if device.platform == "cpu" else device.platform.upper()
+    kind = device_kind(device)
     peers = [d for d in jax.devices(device.platform) if d.process_index == device.process_index]
     short = f"{kind}:{peers.index(device)}"
     if device.process_index != jax.process_index():

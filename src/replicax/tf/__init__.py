@@ -36,6 +36,7 @@ from replicax.tf import (
     math,
     nest,
     nn,
+    tpu,
     train,
 )
 from replicax.tf.dtypes import (
@@ -139,6 +140,7 @@ __all__ = [
     "square",
     "stack",
     "subtract",
+    "tpu",
     "train",
     "uint16",
     "uint32",

@@ -6,6 +6,7 @@ from replicax.backend.devices import (
     PhysicalDevice,
     set_logical_device_configuration,
 )
+from replicax.backend.topology import experimental_connect_to_cluster
 from replicax.functions.function import functions_run_eagerly, run_functions_eagerly
 from replicax.tf.config import experimental
 from replicax.tf.config.listing import list_logical_devices, list_physical_devices
@@ -15,6 +16,7 @@ __all__ = [
     "LogicalDeviceConfiguration",
     "PhysicalDevice",
     "experimental",
+    "experimental_connect_to_cluster",
     "functions_run_eagerly",
     "list_logical_devices",
     "list_physical_devices",
