@@ -64,6 +64,7 @@ from replicax.strategies.extended import StrategyExtended
 from replicax.strategies.mirrored import MirroredStrategy
 from replicax.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from replicax.strategies.one_device import OneDeviceStrategy
+from replicax.strategies.tpu import TPUStrategy
 from replicax.values.distributed import DistributedValues, Mirrored, PerReplica
 from replicax.variables.creation import variable_creator_scope
 from replicax.variables.variable import Variable
@@ -104,6 +105,7 @@ __all__ = [
     "StrategyExtended",
     "TensorSpec",
     "TypeSpec",
+    "TPUStrategy",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",

@@ -14,6 +14,7 @@ from replicax.strategies.multi_step import MultiStepContext
 from replicax.strategies.multi_worker_mirrored import (
     ExperimentalMultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
 )
+from replicax.strategies.tpu import ExperimentalTPUStrategy as TPUStrategy
 
 __all__ = [
     "CentralStorageStrategy",
@@ -24,6 +25,7 @@ __all__ = [
     "MultiStepContext",
     "MultiWorkerMirroredStrategy",
     "PreemptionCheckpointHandler",
+    "TPUStrategy",
     "TerminationConfig",
     "ValueContext",
 ]

@@ -1,4 +1,9 @@
-"""The devices of the replicas as a one-axis mesh, with the two layouts values can have."""
+"""The devices of the replicas as a mesh, with the two layouts values can have.
+
+The first axis counts the replicas. A replica that spans several *logical devices* has them along
+the other axes, one axis for each prime factor of their number, so that every way to split an array
+among them is a choice of axes.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +23,36 @@ PER_REPLICA = PartitionSpec(REPLICA_AXIS)
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaMesh:
-    """Where the replicas live, one device each, in replica order.
+    """Where the replicas live, in replica order.
 
     Attributes:
-        devices: The device of each replica.
-        mesh: The same as a JAX mesh with the single axis ``REPLICA_AXIS``.
+        devices: The device of each replica; the first of its logical devices.
+        mesh: All devices as a JAX mesh with ``REPLICA_AXIS`` as its first axis.
         replicated: Layout of a value with a whole copy on every device.
-        per_replica: Layout of an array whose dim 0 is divided among the devices.
+        per_replica: Layout of an array whose dim 0 is divided among the replicas.
+        logical_devices: The logical devices of each replica.
     """
 
     devices: tuple[Device, ...]
     mesh: Mesh
     replicated: NamedSharding
     per_replica: NamedSharding
+    logical_devices: tuple[tuple[Device, ...], ...]
+
+    @property
+    def num_logical_devices(self) -> int:
+        """How many logical devices a replica spans."""
+        return len(self.logical_devices[0])
+
+    @property
+    def logical_axes(self) -> tuple[str, ...]:
+        """The axes of the mesh along which a replica has its logical devices."""
+        return self.mesh.axis_names[1:]
+
+    @functools.cached_property
+    def local_logical_devices(self) -> tuple[tuple[Device, ...], ...]:
+        """The logical devices of `local_replicas`."""
+        return self.logical_devices[self.local_replicas.start : self.local_replicas.stop]
 
     @property
     def num_replicas(self) -> int:
@@ -63,7 +85,7 @@ class ReplicaMesh:
 
         Programs on it need not name it, and then what they return is uncommitted.
         """
-        if len(self.devices) != 1:
+        if len(self.devices) != 1 or self.num_logical_devices > 1:
             return False
         default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
         return self.devices[0] == (jax.local_devices()[0] if default is None else default)
@@ -76,7 +98,37 @@ def _is_local(device: Device) -> bool:
 @functools.cache
 def replica_mesh(devices: tuple[Device, ...]) -> ReplicaMesh:
     """The mesh over `devices`; equal device tuples share one mesh and its compiled programs."""
-    mesh = Mesh(np.asarray(devices), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
+    return logical_mesh(tuple((device,) for device in devices))
+
+
+@functools.cache
+def logical_mesh(rows: tuple[tuple[Device, ...], ...]) -> ReplicaMesh:
+    """The mesh of replicas that span the devices of one row each."""
+    factors = prime_factors(len(rows[0]))
+    axes = (REPLICA_AXIS, *(f"logical_{i}" for i in range(len(factors))))
+    grid = np.asarray(rows).reshape(len(rows), *factors)
+    mesh = Mesh(grid, axes, axis_types=(AxisType.Auto,) * len(axes))
     return ReplicaMesh(
-        devices, mesh, NamedSharding(mesh, REPLICATED), NamedSharding(mesh, PER_REPLICA)
+        tuple(row[0] for row in rows),
+        mesh,
+        NamedSharding(mesh, REPLICATED),
+        NamedSharding(mesh, PER_REPLICA),
+        rows,
     )
+
+
+def prime_factors(number: int) -> list[int]:
+    """The prime factors of `number`, the smallest first.
+
+    Example:
+        >>> prime_factors(12), prime_factors(1)
+        ([2, 2, 3], [])
+    """
+    factors = []
+    divisor = 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors

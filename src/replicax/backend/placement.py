@@ -102,7 +102,26 @@ def joined(
     """One array of `shape` out of one-device arrays, one on each local device of the mesh."""
     if mesh.is_default:
         return compat.uncommitted(parts[0])
+    if mesh.num_logical_devices > 1:
+        parts = _on_logical_devices(parts, mesh)
     return jax.make_array_from_single_device_arrays(shape, layout, parts)
+
+
+def _on_logical_devices(parts: Sequence[jax.Array], mesh: ReplicaMesh) -> list[jax.Array]:
+    """A copy of each replica's part on every one of its logical devices."""
+    return [
+        jax.device_put(part, device)
+        for part, row in zip(parts, mesh.local_logical_devices, strict=True)
+        for device in row
+    ]
+
+
+def parts_of(array: jax.Array, mesh: ReplicaMesh | None) -> Sequence[jax.Array]:
+    """The one-device arrays behind `array`, one for each replica of this worker."""
+    shards = compat.shards(array)
+    if mesh is None or mesh.num_logical_devices == 1:
+        return shards
+    return shards[:: mesh.num_logical_devices]
 
 
 def assemble(components: Sequence[Any], mesh: ReplicaMesh) -> jax.Array:
@@ -118,6 +137,8 @@ def assemble(components: Sequence[Any], mesh: ReplicaMesh) -> jax.Array:
     if not shape:
         placed = [jnp.reshape(component, (1,)) for component in placed]
         shape = (1,)
+    if mesh.num_logical_devices > 1:
+        placed = _on_logical_devices(placed, mesh)
     return jax.make_array_from_single_device_arrays(
         (shape[0] * mesh.num_replicas, *shape[1:]), mesh.per_replica, placed
     )
@@ -132,6 +153,8 @@ def _on_device(value: Any, device: Device) -> jax.Array:
 def mirror(copies: Sequence[jax.Array], mesh: ReplicaMesh) -> jax.Array:
     """One replicated array out of equal one-device arrays, one on each local device."""
     placed = [jax.device_put(c, d) for c, d in zip(copies, mesh.local_devices, strict=True)]
+    if mesh.num_logical_devices > 1:
+        placed = _on_logical_devices(placed, mesh)
     return jax.make_array_from_single_device_arrays(placed[0].shape, mesh.replicated, placed)
 
 

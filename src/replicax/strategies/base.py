@@ -17,10 +17,11 @@ from replicax.core.protocols import DIFFERENT, CompiledCallable
 from replicax.core.value_context import ValueContext
 from replicax.strategies.extended import StrategyExtended
 from replicax.strategies.input_verbs import InputVerbs
+from replicax.strategies.logical_devices import LogicalDeviceVerbs
 from replicax.strategies.v1_spelling import V1Spelling
 
 
-class Strategy(InputVerbs, V1Spelling):
+class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
     """A list of devices and a policy for state and computation on them.
 
     Create one of its subclasses; then create variables in its ``scope()``, run
@@ -81,15 +82,22 @@ class Strategy(InputVerbs, V1Spelling):
             1        CPU:1   cpu
         """
         count = self.num_replicas_in_sync
-        rows = [("replica", "device", "kind")]
-        for replica_id, device in enumerate(self._extended.mesh.devices):
+        mesh = self._extended.mesh
+        spans = mesh.num_logical_devices
+        rows: list[tuple[str, ...]] = [("replica", "device", "kind")]
+        for replica_id, device in enumerate(mesh.devices):
             rows.append((str(replica_id), devices.device_name(device), device.device_kind))
+        if spans > 1:
+            names = [", ".join(map(devices.device_name, row)) for row in mesh.logical_devices]
+            column = ["logical devices", *names]
+            rows = [(*row, cell) for row, cell in zip(rows, column, strict=True)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
         title = f"{type(self).__name__}, {count} replica{'s' if count > 1 else ''}"
+        title += f" of {spans} logical devices" if spans > 1 else ""
         return "\n".join([title, *lines])
 
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:

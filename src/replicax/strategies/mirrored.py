@@ -18,10 +18,11 @@ class MirroredExtended(StrategyExtended):
         container_strategy: Any,
         devices: Sequence[Any] | None,
         cross_device_ops: CrossDeviceOps | None,
+        logical_devices: int,
     ) -> None:
         """Uses `devices`, or all local ones."""
         super().__init__(container_strategy)
-        self.set_replica_devices(devices, cross_device_ops)
+        self.set_replica_devices(devices, cross_device_ops, logical_devices)
 
 
 class MirroredStrategy(Strategy):
@@ -34,6 +35,7 @@ class MirroredStrategy(Strategy):
         devices: JAX devices, or names such as ``["GPU:0", "GPU:1"]``; all local
             devices of JAX's default platform if None.
         cross_device_ops: How values of different devices are added.
+        logical_devices: How many of the devices, one after the other, each replica spans.
 
     Example:
         >>> import replicax as rx
@@ -42,7 +44,11 @@ class MirroredStrategy(Strategy):
     """
 
     def __init__(
-        self, devices: Sequence[Any] | None = None, cross_device_ops: CrossDeviceOps | None = None
+        self,
+        devices: Sequence[Any] | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+        *,
+        logical_devices: int = 1,
     ) -> None:
         """A strategy on `devices`."""
-        super().__init__(MirroredExtended(self, devices, cross_device_ops))
+        super().__init__(MirroredExtended(self, devices, cross_device_ops, logical_devices))

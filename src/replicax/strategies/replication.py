@@ -15,7 +15,7 @@ import numpy as np
 
 from replicax.backend import compat, devices, placement, workers
 from replicax.backend.collectives import Reduction
-from replicax.backend.mesh import ReplicaMesh, replica_mesh
+from replicax.backend.mesh import ReplicaMesh, logical_mesh
 from replicax.context import stack
 from replicax.context.eager_peers import EagerPeers, EagerSession
 from replicax.context.replica import ReplicaContext
@@ -68,7 +68,10 @@ class Replication:
     # -- what a strategy is ------------------------------------------------------------------
 
     def set_replica_devices(
-        self, worker_devices: Sequence[Any] | None, cross_device_ops: CrossDeviceOps | None = None
+        self,
+        worker_devices: Sequence[Any] | None,
+        cross_device_ops: CrossDeviceOps | None = None,
+        logical_devices: int = 1,
     ) -> None:
         """Says where the replicas run; the ``__init__`` of every strategy calls it once.
 
@@ -77,11 +80,13 @@ class Replication:
                 ``"GPU:0"``; all local devices of JAX's default platform if None.
             cross_device_ops: How values of different replicas are added; by one
                 all-reduce if None.
+            logical_devices: How many of the devices, one after the other, a replica spans.
         """
         if worker_devices is None:
-            self._mesh = replica_mesh(devices.local_devices())
+            found = devices.local_devices()
         else:
-            self._mesh = replica_mesh(devices.resolve_devices(worker_devices))
+            found = devices.resolve_devices(worker_devices)
+        self._mesh = logical_mesh(_rows_of(found, logical_devices))
         if cross_device_ops is None:
             return
         if not isinstance(cross_device_ops, CrossDeviceOps):
@@ -314,6 +319,15 @@ class Replication:
     def distribute_batch(self, batch: Any) -> Any:
         """Divides one global batch among the replicas."""
         return placing.distribute_batch(batch, self.mesh)
+
+
+def _rows_of(found: Sequence[Any], size: int) -> tuple[tuple[Any, ...], ...]:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1 or len(found) % size:
+        raise ValueError(
+            f"logical_devices is {size!r}; expected an int that divides the number of devices, "
+            f"{len(found)}."
+        )
+    return tuple(tuple(found[start : start + size]) for start in range(0, len(found), size))
 
 
 def component_of(leaf: Any, index: int) -> Any:

@@ -27,6 +27,7 @@ from replicax.strategies.input_verbs import experimental_make_numpy_dataset
 from replicax.strategies.mirrored import MirroredStrategy
 from replicax.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from replicax.strategies.one_device import OneDeviceStrategy
+from replicax.strategies.tpu import TPUStrategy
 from replicax.values.distributed import DistributedValues
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "RunOptions",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
     "ValueContext",
     "cluster_resolver",
     "experimental",

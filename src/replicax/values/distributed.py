@@ -306,7 +306,7 @@ class PerReplica(RefusedOperators, DistributedValues):
             parts, freed = _traced_parts(self._packed, self.mesh.num_replicas), _itself
         else:
             assert replicas == self.mesh.local_replicas
-            parts, freed = compat.shards(self._packed), compat.uncommitted
+            parts, freed = placement.parts_of(self._packed, self.mesh), compat.uncommitted
         shapes = self._shapes[replicas.start : replicas.stop]
         # Trimmed while it is committed, or the component would move to the default device.
         return tuple(
@@ -359,7 +359,7 @@ class Mirrored(ArrayOperators, DistributedValues):
                 self._components = (self._array,) * len(self.mesh.local_replicas)
             else:
                 self._components = tuple(
-                    compat.uncommitted(shard) for shard in compat.shards(self._array)
+                    compat.uncommitted(part) for part in placement.parts_of(self._array, self.mesh)
                 )
         return self._components
 

@@ -117,14 +117,14 @@ class Storage:
 
     def components(self) -> list[jax.Array]:
         """One uncommitted array per copy of this worker; the caller may keep them."""
-        parts = compat.shards(self.hand_out())
+        parts = placement.parts_of(self.hand_out(), self.mesh)
         if self.per_replica:
             return [compat.uncommitted(part).reshape(self.shape) for part in parts]
         return [compat.uncommitted(part) for part in parts]
 
     def component(self, index: int) -> jax.Array:
         """The uncommitted array of one copy of this worker; the caller may keep it."""
-        part = compat.uncommitted(compat.shards(self.hand_out())[index])
+        part = compat.uncommitted(placement.parts_of(self.hand_out(), self.mesh)[index])
         return part.reshape(self.shape) if self.per_replica else part
 
     def set(self, array: jax.Array) -> None:
