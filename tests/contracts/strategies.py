@@ -20,10 +20,10 @@ def local_ids(strategy: rx.Strategy) -> range:
     return strategy.extended.mesh.local_replicas
 
 
-def mirrored(num_replicas: int) -> rx.MirroredStrategy:
+def mirrored(num_replicas: int, **options: int) -> rx.MirroredStrategy:
     if IN_CLUSTER:  # its workers have fewer devices
         num_replicas = min(num_replicas, len(jax.local_devices()))
-    return rx.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
+    return rx.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)], **options)
 
 
 def central(num_replicas: int) -> rx.experimental.CentralStorageStrategy:
@@ -54,6 +54,7 @@ STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
     "mirrored_2": lambda: mirrored(2),
     "mirrored_3": lambda: mirrored(3),
     "mirrored_8": lambda: mirrored(8),
+    "logical_2x2": lambda: mirrored(4, logical_devices=2),
     "central_2": lambda: central(2),
     "central_3": lambda: central(3),
 }

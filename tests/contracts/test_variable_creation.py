@@ -298,3 +298,17 @@ def test_a_callable_initial_value_may_read_another_variable(distributed, execute
 
     execute(distributed, replica_fn)
     np.testing.assert_array_equal(made[0].numpy(), [2.0, 4.0])
+
+
+def test_an_initial_value_computed_in_a_run_keeps_its_bits(many, compiled):
+    made = []
+
+    def replica_fn(x):
+        if not made:
+            made.append(rx.Variable(jnp.stack([x * -0.0, jnp.where(x >= 0, jnp.nan, x)])))
+        return made[0] + 0
+
+    compiled(many, replica_fn, args=(jnp.float32(1.0),))
+    zero, nan = made[0].numpy()
+    assert np.signbit(zero)
+    assert np.isnan(nan)

@@ -38,6 +38,8 @@ class Reduction:
         accumulate: Adds the list of all replicas' values, only with `on_replica`.
         ordered: Whether every device adds all values in the order of the replicas, so
             that the bits do not depend on how the replicas are spread over workers.
+        widens: Whether numbers of 8 or 16 bits travel as 32. XLA does so itself on CPUs,
+            but ends the process if the program is partitioned within replicas too.
     """
 
     num_packs: int = 1
@@ -45,6 +47,7 @@ class Reduction:
     on_replica: int | None = None
     accumulate: Callable[[list[jax.Array]], jax.Array] | None = None
     ordered: bool = False
+    widens: bool = False
 
     def with_bytes_per_pack(self, bytes_per_pack: int) -> Reduction:
         """The same with another pack size; 0 leaves it as it is."""
@@ -127,6 +130,9 @@ def _by_bytes(indices: list[int], arrays: list[jax.Array], limit: int) -> list[l
 
 
 def _sum_over_replicas(array: jax.Array, reduction: Reduction) -> jax.Array:
+    if reduction.widens and array.dtype.itemsize < 4:
+        wide = jnp.float32 if jnp.issubdtype(array.dtype, jnp.floating) else jnp.int32
+        return _sum_over_replicas(array.astype(wide), reduction).astype(array.dtype)
     if reduction.ordered:
         gathered = lax.all_gather(array, REPLICA_AXIS)
         return functools.reduce(jnp.add, [gathered[i] for i in range(gathered.shape[0])])
@@ -144,10 +150,14 @@ def _sum_over_replicas(array: jax.Array, reduction: Reduction) -> jax.Array:
 
 
 def from_first_replica(array: jax.Array) -> jax.Array:
-    """Replica 0's value on every replica, in a compiled replica function."""
+    """Replica 0's value on every replica, bit by bit, in a compiled replica function."""
     first = lax.axis_index(REPLICA_AXIS) == 0
     if array.dtype == bool:
         return from_first_replica(array.astype(jnp.int32)).astype(bool)
+    if jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize <= 4:
+        bits = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
+        whole = lax.bitcast_convert_type(array, bits).astype(jnp.uint32)
+        return lax.bitcast_convert_type(from_first_replica(whole).astype(bits), array.dtype)
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         data = from_first_replica(jax.random.key_data(array))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))

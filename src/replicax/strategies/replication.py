@@ -6,6 +6,7 @@ are reduced; `StrategyExtended` builds on this class, and strategies on that.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -109,7 +110,9 @@ class Replication:
     @property
     def reduction(self) -> Reduction:
         """How values of different replicas are added."""
-        return self._reduction
+        if self.mesh.num_logical_devices == 1:
+            return self._reduction
+        return dataclasses.replace(self._reduction, widens=True)
 
     @property
     def num_replicas_in_sync(self) -> int:
