@@ -140,3 +140,7 @@ def test_results_are_merged_by_what_they_are(many, execute):
     assert same is x
     assert isinstance(different, rx.PerReplica)
     assert variable is v
+
+
+def test_every_strategy_of_one_worker_is_its_own_chief(strategy):
+    assert strategy.is_chief

@@ -71,10 +71,18 @@ def own_facts() -> dict[str, str]:
     """
     return {
         "Python": platform.python_version(),
+        "Replicax": _version("replicax"),
         "JAX": jax.__version__,
-        "jaxlib": importlib.metadata.version("jaxlib"),
+        "jaxlib": _version("jaxlib"),
         "CPU devices": str(cpu_client.num_configured_cpu_devices()),
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # run from its source
+        return "not installed"
 
 
 def meet(

@@ -66,6 +66,14 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
         return self._extended.num_replicas_in_sync
 
     @property
+    def is_chief(self) -> bool:
+        """Whether this worker has the duties of a chief: it writes, and speaks for all.
+
+        True where there is one worker, so that a program may ask on every strategy.
+        """
+        return self._extended.should_checkpoint
+
+    @property
     def cluster_resolver(self) -> Any:
         """The resolver that knows the cluster, or None for a single worker."""
         return getattr(self._extended, "cluster_resolver", None)

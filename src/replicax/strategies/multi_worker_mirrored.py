@@ -188,13 +188,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         resolver = detection.detect() if cluster_resolver is None else cluster_resolver
         super().__init__(MultiWorkerMirroredExtended(self, resolver, options))
 
-    @property
-    def is_chief(self) -> bool:
-        """Whether this worker has the duties of a chief: it saves, and speaks for all."""
-        extended = self.extended
-        assert isinstance(extended, MultiWorkerMirroredExtended)
-        return extended.is_chief
-
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:
         """As `Strategy.scope`; inside, eager arrays go to this worker's first CPU device."""
         if self.extended.mesh.devices[0].platform == "cpu":
