@@ -39,6 +39,7 @@ from replicax.core.names import REPLICA_AXIS
 from replicax.core.notices import ReplicaxWarning
 from replicax.core.options import InputOptions, RunOptions
 from replicax.core.spec import PerReplicaSpec, TensorSpec, TypeSpec
+from replicax.drawing import visualize_value
 from replicax.functions.function import (
     Function,
     function,
@@ -132,4 +133,5 @@ __all__ = [
     "values_of",
     "variable_creator_scope",
     "variables_from",
+    "visualize_value",
 ]
