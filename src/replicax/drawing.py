@@ -175,7 +175,8 @@ def visualize_value(value: Any) -> Drawing:
             "or a JAX array, outside of compiled functions."
         )
     shape = ", ".join(map(str, array.shape))
-    return _of_array(f"{type(value).__name__} {array.dtype}[{shape}]", array)
+    kind = "Mirrored" if isinstance(value, Mirrored) else "Array"
+    return _of_array(f"{kind} {array.dtype}[{shape}]", array)
 
 
 def _of_array(title: str, array: jax.Array) -> Drawing:
