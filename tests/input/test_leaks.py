@@ -236,9 +236,14 @@ class Gate:
         """Kills `thread` while the gate is closed.
 
         Never at any moment: in this Python a thread that is killed while it starts another
-        one waits for ever, because the exception may reach the other one instead.
+        one waits for ever, because the exception may reach the other one instead. The other
+        one may be at the gate before the thread has come out of starting it.
         """
         assert self._reached.wait(WAIT_SECONDS)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while is_starting_another(thread):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
         )
@@ -246,6 +251,16 @@ class Gate:
         thread.join(WAIT_SECONDS)
         assert not thread.is_alive()
         assert thread.died_of is SystemExit
+
+
+def is_starting_another(thread):
+    """Whether a thread is inside the start of another one."""
+    frame = sys._current_frames().get(thread.ident)
+    while frame is not None:
+        if frame.f_code is threading.Thread.start.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Consumer(threading.Thread):
