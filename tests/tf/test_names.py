@@ -175,11 +175,17 @@ def test_a_dtype_is_that_of_arrays(name):
     assert dtype.name == name
 
 
+# What a documented signature has beyond the documents, by keyword only.
+EXTENSIONS = {"distribute.MirroredStrategy": {"logical_devices"}}
+
+
 @pytest.mark.parametrize("path", SIGNATURES)
 def test_a_signature_is_the_documented_one(path):
-    parameters = inspect.signature(_find(path)).parameters.values()
-    shown = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
-    assert shown == SIGNATURES[path]
+    parameters = inspect.signature(_find(path)).parameters
+    ours = EXTENSIONS.get(path, set())
+    assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in ours)
+    documented = [p for name, p in parameters.items() if name not in ours]
+    assert ", ".join(str(p.replace(annotation=p.empty)) for p in documented) == SIGNATURES[path]
 
 
 def test_every_operation_has_a_row_in_the_table_of_signatures():
