@@ -26,12 +26,7 @@ _START_SECONDS = 240.0  # longer: another worker may have waited in its last tes
 def begin_together(test, monkeypatch):
     """Brings all workers to the start of `test`, also after one of them failed before."""
     group = workers.require()
-    exchange = group.exchange
-
-    def of_test(what, message, *, channel="main"):
-        return exchange(what, message, channel=f"{test}/{channel}")
-
-    monkeypatch.setattr(group, "exchange", of_test)
+    monkeypatch.setattr(group, "channel", test)
     monkeypatch.setattr(workers, "MEETING_SECONDS", _START_SECONDS)
     group.exchange("the start of a test", None)
     monkeypatch.setattr(workers, "MEETING_SECONDS", _MEETING_SECONDS)

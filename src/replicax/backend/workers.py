@@ -57,6 +57,7 @@ class Workers:
         names: What messages call each worker, by rank.
         timeout_seconds: How long a worker may be silent, and a collective may wait for it.
         service_rank: Which of them has the coordination service; None for a launcher's.
+        channel: Of the main thread.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Workers:
         self.names = tuple(names)
         self.timeout_seconds = timeout_seconds
         self.service_rank = service_rank
+        self.channel = "main"
         self._numbers: collections.Counter[str] = collections.Counter()
         self._seen: dict[int, tuple[str | None, float]] = {}
         self._looked_at = time.monotonic()
@@ -82,18 +84,20 @@ class Workers:
 
     # -- messages ----------------------------------------------------------------------------
 
-    def exchange(self, what: str, message: Any, *, channel: str = "main") -> list[Any]:
+    def exchange(self, what: str, message: Any, *, channel: str | None = None) -> list[Any]:
         """The messages of all workers, by rank; every worker must call it.
 
         Args:
             what: What is being done, the same on all workers; for errors.
             message: Plain values, for JSON.
-            channel: Calls on one channel follow one another; threads need channels of their own.
+            channel: Calls on one channel follow one another; threads need channels of their
+                own. That of the main thread if None.
 
         Raises:
             WorkersDifferError: If a worker is about to do something else.
             WorkerLostError: If a worker has gone, or does not come.
         """
+        channel = self.channel if channel is None else channel
         number = self._send(channel, what, message)
         place = f"replicax/{channel}/{number}"
         client = compat.coordination_client()
@@ -122,7 +126,7 @@ class Workers:
         Where all of them fail alike, none of them looks.
         """
         with contextlib.suppress(WorkerLostError):  # the error itself is on its way
-            self._send("main", _FAILURE, f"{type(error).__name__}: {error}"[:1000])
+            self._send(self.channel, _FAILURE, f"{type(error).__name__}: {error}"[:1000])
 
     def _send(self, channel: str, what: str, message: Any) -> int:
         with self._lock:
