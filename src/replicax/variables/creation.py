@@ -176,7 +176,7 @@ def _initial_value(initial_value: Any, dtype: Any, name: str) -> Any:
         initial_value = (
             initial_value.local
             if isinstance(initial_value, TracedPerReplica)
-            else initial_value.select(0)
+            else initial_value.values[0]  # of this worker; replica 0's comes in the end
         )
     if callable(initial_value) and not isinstance(initial_value, Variable):
         with jax.ensure_compile_time_eval():
