@@ -16,7 +16,7 @@ SECONDS = 240
 ACCIDENTS = {
     "the chief and then the other killed": [[1, 0, 7, "SIGKILL"], [2, 1, 13, "SIGKILL"]],
     "the other and then the chief stopped": [[1, 1, 4, "SIGSTOP"], [2, 0, 11, "SIGSTOP"]],
-    "the chief told to leave and the other killed": [[1, 0, 5, "SIGTERM"], [2, 1, 9, "SIGKILL"]],
+    "the chief told to leave and the other killed": [[1, 0, 2, "SIGTERM"], [2, 1, 19, "SIGKILL"]],
     "the chief killed in a save, twice": [[1, 0, "in a save", "SIGKILL"]] * 2,
     "the other killed in a save": [[1, 1, "in a save", "SIGKILL"], [2, 1, 16, "SIGKILL"]],
 }
