@@ -115,6 +115,23 @@ def numbers_that_differ_are_per_replica(strategy, rank):
     return [same, type(different).__name__, float(total)]
 
 
+def a_variable_read_on_the_chief_only(strategy, rank):
+    """Its buffer is then not donated there, so that the next step is another program."""
+    with strategy.scope():
+        v = rx.Variable(np.zeros(3, np.float32), aggregation=rx.VariableAggregation.SUM)
+
+    @rx.function
+    def step(x):
+        v.assign_add(x[:3])
+
+    batch = strategy.distribute_batch(np.ones(8, np.float32))
+    for number in range(6):
+        strategy.run(step, args=(batch,))
+        if strategy.is_chief and number % 2 == 0:
+            v.numpy()
+    return v.numpy().tolist()
+
+
 def they_still_work_together(strategy, rank):
     total = strategy.run(lambda: rx.get_replica_context().all_reduce("SUM", 1.0))
     return float(total) == strategy.num_replicas_in_sync
@@ -132,6 +149,7 @@ CHECKS = (
     other_calls_on_one_worker,
     local_results_in_a_function,
     numbers_that_differ_are_per_replica,
+    a_variable_read_on_the_chief_only,
 )
 
 

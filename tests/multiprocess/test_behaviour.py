@@ -81,3 +81,8 @@ def test_a_value_that_another_worker_does_not_have_is_not_assigned(found):
 def test_a_number_that_differs_between_workers_is_a_per_replica_value(found):
     for own in found:
         assert own["numbers_that_differ_are_per_replica"] == [3, "PerReplica", 1.0]
+
+
+def test_a_variable_may_be_read_on_the_chief_only(found):
+    for own in found:
+        assert own["a_variable_read_on_the_chief_only"] == [12.0, 12.0, 12.0]
