@@ -15,6 +15,7 @@ import pytest
 
 import replicax as rx
 from replicax.data import Dataset, TextLineDataset, TFRecordDataset
+from replicax.input import prefetch
 from replicax.input.pipeline.readers import write_records
 
 WAIT_SECONDS = 20.0
@@ -233,34 +234,55 @@ class Gate:
         assert self._opened.wait(WAIT_SECONDS)
 
     def kill(self, thread):
-        """Kills `thread` while the gate is closed.
+        """Kills `thread` while the gate is closed, once it waits for whoever is at the gate.
 
-        Never at any moment: in this Python a thread that is killed while it starts another
-        one waits for ever, because the exception may reach the other one instead. The other
-        one may be at the gate before the thread has come out of starting it.
+        At any other moment the exception could be raised where Python cannot bear it: in the
+        start of another thread, in the middle of taking a lock, in a finalizer that swallows it.
         """
         assert self._reached.wait(WAIT_SECONDS)
         deadline = time.monotonic() + WAIT_SECONDS
-        while is_starting_another(thread):
+        while not kill_where_it_waits(thread):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
-        )
         self._opened.set()
         thread.join(WAIT_SECONDS)
         assert not thread.is_alive()
         assert thread.died_of is SystemExit
 
 
-def is_starting_another(thread):
-    """Whether a thread is inside the start of another one."""
+def kill_where_it_waits(thread):
+    """Raises SystemExit in a thread if it waits for another one now.
+
+    Returns:
+        Whether it waited. If not, nothing was done.
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(WAIT_SECONDS)  # the thread is not to go on between look and kill
+    try:
+        if not is_waiting(thread):
+            return False
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
+        )
+        return True
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def is_waiting(thread):
+    """Whether a thread waits for a batch or a condition, and not for the start of another one."""
     frame = sys._current_frames().get(thread.ident)
-    while frame is not None:
-        if frame.f_code is threading.Thread.start.__code__:
-            return True
+    if frame is None or frame.f_code not in WAITS:
+        return False
+    if frame.f_code is CONDITION and "saved_state" not in frame.f_locals:
+        return False  # it has not let go of the condition's lock yet
+    while frame is not None and frame.f_code is not threading.Thread.start.__code__:
         frame = frame.f_back
-    return False
+    return frame is None
+
+
+CONDITION = threading.Condition.wait.__code__
+WAITS = {CONDITION, prefetch._Shared.take.__code__}
 
 
 class Consumer(threading.Thread):
