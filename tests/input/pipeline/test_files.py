@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from replicax.core.spec import TensorSpec
 from replicax.data import AUTOTUNE, Dataset, TextLineDataset, TFRecordDataset
 from replicax.input.pipeline.crc32c import crc32c
 from replicax.input.pipeline.readers import DamagedFileError, write_records
@@ -61,6 +62,20 @@ def test_records_are_parsed_by_a_map_function(tmp_path):
     write_records(tmp_path / "x", [np.float32([i, i + 1]).tobytes() for i in range(4)])
     dataset = TFRecordDataset(tmp_path / "x").map(lambda record: np.frombuffer(record, np.float32))
     assert [b.tolist() for b in dataset.batch(2)] == [[[0, 1], [1, 2]], [[2, 3], [3, 4]]]
+
+
+@pytest.mark.parametrize("way", ["names", "interleave", "interleave and map"])
+def test_the_types_are_learned_from_the_first_file_that_has_a_record(tmp_path, way):
+    for name, records in (("a", []), ("b", [b"12", b"34"])):
+        write_records(tmp_path / name, records)
+    names = Dataset.from_tensor_slices([str(tmp_path / name) for name in "ab"])
+    if way == "interleave and map":
+        numbers = names.interleave(lambda name: TFRecordDataset(name).map(int))
+    else:
+        numbers = TFRecordDataset(names) if way == "names" else names.interleave(TFRecordDataset)
+        numbers = numbers.map(int)
+    assert numbers.element_spec == TensorSpec((), np.int64)
+    assert list(numbers) == [12, 34]
 
 
 def test_a_file_that_tensorflow_wrote_is_read(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -275,9 +276,19 @@ class Interleave(Stage):
         """From the dataset of the example."""
         return self._first.example
 
-    @property
+    @functools.cached_property
     def _first(self) -> Stage:
-        return self.stage_of(self.input.example)
+        """The dataset of the example; where that reads files, the first one with an element."""
+        first = self.stage_of(self.input.example)
+        if first.files is None:
+            return first
+        with contextlib.closing(open_pass(self.input, epoch=0)) as before:
+            return next(filter(_has_elements, map(self.stage_of, before)), first)
+
+
+def _has_elements(stage: Stage) -> bool:
+    with contextlib.closing(open_pass(stage, epoch=0)) as elements_of_it:
+        return next(elements_of_it, None) is not None
 
 
 def file_name(element: Any) -> str:
