@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 SETUP_VARIABLES = ("NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS")
 
 
-def run_fresh(source: str, *, timeout: float = 60.0, **variables: str) -> str:
+def run_fresh(source: str, *, timeout: float = 300.0, **variables: str) -> str:
     """Returns what `source` prints; fails with its stderr if it does not exit cleanly."""
     kept = {name: v for name, v in os.environ.items() if name not in SETUP_VARIABLES}
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
