@@ -6,6 +6,7 @@ after each of them both workers must be able to go on together.
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -99,6 +100,15 @@ def other_calls_on_one_worker(strategy, rank):
     return error_of(lambda: strategy.run(replica_fn))
 
 
+def another_order(strategy, rank):
+    value = strategy.run(rx.function(lambda: jnp.full((2, 3), 1.0)))
+    calls = [
+        lambda: strategy.reduce("SUM", value, axis=0),
+        lambda: strategy.gather(value, axis=0),
+    ]
+    return error_of(lambda: [call() for call in (reversed(calls) if rank else calls)])
+
+
 def local_results_in_a_function(strategy, rank):
     batch = strategy.distribute_batch(np.ones(4, np.float32))
 
@@ -116,7 +126,7 @@ def numbers_that_differ_are_per_replica(strategy, rank):
 
 
 def a_variable_read_on_the_chief_only(strategy, rank):
-    """Its buffer is then not donated there, so that the next step is another program."""
+    """That makes no other program of the next step, or the others might wait for its compiler."""
     with strategy.scope():
         v = rx.Variable(np.zeros(3, np.float32), aggregation=rx.VariableAggregation.SUM)
 
@@ -125,11 +135,16 @@ def a_variable_read_on_the_chief_only(strategy, rank):
         v.assign_add(x[:3])
 
     batch = strategy.distribute_batch(np.ones(8, np.float32))
-    for number in range(6):
+    strategy.run(step, args=(batch,))
+    compiled, kept = [], []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **_: compiled.append(event) if "compile" in event else None
+    )
+    for _ in range(5):
         strategy.run(step, args=(batch,))
-        if strategy.is_chief and number % 2 == 0:
-            v.numpy()
-    return v.numpy().tolist()
+        if strategy.is_chief:
+            kept.append(v.value)
+    return [v.numpy().tolist(), compiled, [np.asarray(value).tolist()[0] for value in kept]]
 
 
 def they_still_work_together(strategy, rank):
@@ -147,6 +162,7 @@ CHECKS = (
     another_argument,
     an_error_on_one_worker,
     other_calls_on_one_worker,
+    another_order,
     local_results_in_a_function,
     numbers_that_differ_are_per_replica,
     a_variable_read_on_the_chief_only,

@@ -99,7 +99,7 @@ class RunAhead:
         """
         with self.lock:
             self.make_room()
-            token, outputs = _translated(program, *args)
+            token, outputs = workers.translated(lambda: program(*args))
             self.tokens.append(token)
         return outputs
 
@@ -111,7 +111,7 @@ class RunAhead:
         """
         with self.lock:
             self.make_room()
-            return _translated(lambda: jax.block_until_ready(operation(*args)))
+            return workers.translated(lambda: jax.block_until_ready(operation(*args)))
 
     def settle(self) -> None:
         """Waits for all programs if the thread pool is small, otherwise does nothing.
@@ -194,15 +194,6 @@ class RunAhead:
             self.tokens.popleft()
         for text, count in failures.items():
             error.add_note(f"{count} program(s) launched after it failed as well: {text}")
-
-
-def _translated(action: Callable[..., _Outputs], *args: Any) -> _Outputs:
-    try:
-        return action(*args)
-    except Exception as error:
-        if lost := workers.lost_worker(error):
-            raise lost from error
-        raise
 
 
 def is_pool_small() -> bool:

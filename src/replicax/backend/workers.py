@@ -18,7 +18,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from replicax.backend import compat
 from replicax.backend.mesh import ReplicaMesh
@@ -28,6 +28,8 @@ from replicax.core.errors import (
     WorkerLostError,
     WorkersDifferError,
 )
+
+_Value = TypeVar("_Value")
 
 MEETING_SECONDS = 300.0
 """How long workers that are alive may keep each other waiting before it counts as a hang."""
@@ -139,22 +141,27 @@ class Workers:
             raise self.lost(f"at {what}", error) from error
         return number
 
-    def agree(self, what: str, message: Any, advice: str) -> None:
+    def agree(self, what: str, message: Any, advice: str, *, beside: Any = None) -> list[Any]:
         """Raises unless all workers bring the same `message`.
+
+        Returns:
+            What each of them brings `beside` it, by rank.
 
         Raises:
             WorkersDifferError: If one brings another; the error names those that do.
         """
-        answers = self.exchange(what, message)
+        rows = self.exchange(what, [message, beside])
+        answers = [answer for answer, _ in rows]
         differing = [rank for rank, answer in enumerate(answers) if answer != answers[0]]
         if differing:
             others = ", ".join(self.names[rank] for rank in differing)
-            rows = "; ".join(
+            shown = "; ".join(
                 f"{self.names[rank]}: {_shown(answers[rank])}" for rank in (0, differing[0])
             )
             raise WorkersDifferError(
-                f"{what} differs between workers: {others} from {self.names[0]}. {rows}. {advice}"
+                f"{what} differs between workers: {others} from {self.names[0]}. {shown}. {advice}"
             )
+        return [other for _, other in rows]
 
     def _answer(self, key: str, rank: int, what: str) -> Any:
         client = compat.coordination_client()
@@ -352,6 +359,20 @@ def lost_worker(error: BaseException) -> WorkerLostError | None:
     if not _COMMUNICATION_ERROR.search(str(error)):
         return None
     return _workers.lost("in a program of all workers", error)
+
+
+def translated(action: Callable[[], _Value]) -> _Value:
+    """What `action` returns, which launches a program or waits for one.
+
+    Raises:
+        WorkerLostError: If it fails for want of another worker.
+    """
+    try:
+        return action()
+    except Exception as error:
+        if lost := lost_worker(error):
+            raise lost from error
+        raise
 
 
 def within(seconds: float, action: Callable[[], object]) -> bool:

@@ -144,9 +144,7 @@ class PerReplica(RefusedOperators, DistributedValues):
         return make
 
     def __repr__(self) -> str:
-        rows = zip(self.mesh.local_replicas, self.values, strict=True)
-        shown = ",\n".join(f"  {replica_id}: {value!r}" for replica_id, value in rows)
-        return f"PerReplica:{{\n{shown}\n}}"
+        return f"PerReplica:{_shown(self.mesh, self.values)}"
 
     def _refuse(self, use: str) -> Exception:
         return PerReplicaUseError(
@@ -346,9 +344,7 @@ class Mirrored(ArrayOperators, DistributedValues):
         self._components = None if components is None else tuple(components)
 
     def __repr__(self) -> str:
-        rows = zip(self.mesh.local_replicas, self.values, strict=True)
-        shown = ",\n".join(f"  {replica_id}: {value!r}" for replica_id, value in rows)
-        return f"Mirrored:{{\n{shown}\n}}"
+        return f"Mirrored:{_shown(self.mesh, self.values)}"
 
     @property
     def values(self) -> tuple[jax.Array, ...]:
@@ -400,6 +396,12 @@ def register_as_array(cls: type) -> type:
 
 
 register_as_array(Mirrored)
+
+
+def _shown(mesh: ReplicaMesh, values: Sequence[Any]) -> str:
+    rows = zip(mesh.local_replicas, values, strict=True)
+    lines = [f"  {replica_id}: {workers.translated(value.__repr__)}" for replica_id, value in rows]
+    return "{\n" + ",\n".join(lines) + "\n}"
 
 
 def _pad(array: Any, shape: Shape) -> Any:

@@ -78,19 +78,13 @@ class ArrayOperators:
             >>> rx.Variable([1.0, 2.0]).numpy()
             array([1., 2.], dtype=float32)
         """
-        try:
-            return np.array(self.read_value())
-        except Exception as error:  # of a program that this value is waiting for
-            lost = workers.lost_worker(error)
-            if lost is None:
-                raise
-            raise lost from error
+        return workers.translated(lambda: np.array(self.read_value()))
 
     def __jax_array__(self) -> jax.Array:
         return self.read_value()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.read_value(), dtype=dtype)
+        return workers.translated(lambda: np.array(self.read_value(), dtype=dtype))
 
     def __getitem__(self, index: Any) -> jax.Array:
         return self.read_value()[index]
@@ -102,19 +96,19 @@ class ArrayOperators:
         return iter(self.read_value())
 
     def __bool__(self) -> bool:
-        return bool(self.read_value())
+        return workers.translated(lambda: bool(self.read_value()))
 
     def __int__(self) -> int:
-        return int(self.read_value())
+        return workers.translated(lambda: int(self.read_value()))
 
     def __float__(self) -> float:
-        return float(self.read_value())
+        return workers.translated(lambda: float(self.read_value()))
 
     def __complex__(self) -> complex:
-        return complex(self.read_value())
+        return workers.translated(lambda: complex(self.read_value()))
 
     def __index__(self) -> int:
-        return operator.index(self.read_value())
+        return workers.translated(lambda: operator.index(self.read_value()))
 
     def __round__(self, ndigits: int = 0) -> jax.Array:
         return jnp.round(self.read_value(), ndigits)

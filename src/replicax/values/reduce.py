@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from replicax.backend import collectives, placement
+from replicax.backend import collectives, placement, workers
 from replicax.backend.collectives import Reduction
 from replicax.backend.mesh import ReplicaMesh
 from replicax.backend.runahead import RUN_AHEAD, launch
@@ -133,6 +133,7 @@ def _reduce_packed(
     reducer = _reducer(op, axis, values[0].mesh, scalars, reduction)
     if any(isinstance(array, Tracer) for array in packed):
         return reducer(packed)[1]
+    _meet_before_first(f"a reduction ({op.name}, axis {axis})", values[0].mesh, reducer, packed)
     return [placement.one_device(total) for total in launch(reducer, packed)]
 
 
@@ -214,8 +215,9 @@ def _everywhere(value: PerReplica) -> Sequence[jax.Array]:
     """The components of all replicas, of all workers."""
     if not value.mesh.spans_workers or value.is_traced:
         return value.all_values()
-    packed = value.packed()
-    whole = placement.one_device(RUN_AHEAD.launch_and_wait(_replicator(value.mesh), packed))
+    packed, replicator = value.packed(), _replicator(value.mesh)
+    _meet_before_first("a gathering", value.mesh, replicator, packed)
+    whole = placement.one_device(RUN_AHEAD.launch_and_wait(replicator, packed))
     rows = len(whole) // value.mesh.num_replicas
     return [
         whole[i * rows :][tuple(slice(size) for size in shape)] if shape else whole[i]
@@ -235,8 +237,9 @@ def first_component(value: Any) -> Any:
     mesh = value.mesh
     if not mesh.spans_workers:
         return value.select(0)
-    shape = value.shapes[0]
-    whole = placement.one_device(launch(_first(mesh), value.packed()))
+    shape, packed, first = value.shapes[0], value.packed(), _first(mesh)
+    _meet_before_first("the choice of the first replica's value", mesh, first, packed)
+    whole = placement.one_device(launch(first, packed))
     return whole[tuple(slice(size) for size in shape)] if shape else whole.reshape(())
 
 
@@ -246,6 +249,29 @@ def _first(mesh: ReplicaMesh) -> Any:
         return jnp.zeros((), jnp.int32), collectives.from_first_replica(part)
 
     return jax.jit(collectives.per_replica_map(component, mesh, replicated_out=True))
+
+
+_met: set[Any] = set()
+
+
+def _meet_before_first(what: str, mesh: ReplicaMesh, program: Any, arrays: Any) -> None:
+    """Waits for the other workers before a program is launched for the first time.
+
+    They must be about to launch it too: one alone would wait in it until its time is up. It is
+    compiled by then, so that no worker waits in it for the compiler of another.
+
+    Raises:
+        WorkersDifferError: If a worker is about to do something else.
+    """
+    if not mesh.spans_workers:
+        return
+    leaves = jax.tree.leaves(arrays)
+    key = program, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    if key not in _met:
+        program.lower(arrays).compile()
+        types = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
+        workers.require().exchange(f"{what} of {types}", None)
+        _met.add(key)
 
 
 def check_gather(axis: Any, shapes: Sequence[Shape]) -> None:

@@ -31,17 +31,17 @@ def from_first_worker(value: Any, name: str, mesh: ReplicaMesh | None) -> Any:
         return value
     group = workers.require()
     what = f"the creation of variable {name!r}"
-    shape = list(value.shape)
-    group.agree(
+    digests = group.agree(
         what,
-        [shape, str(value.dtype)],
+        [list(value.shape), str(value.dtype)],
         "Create the same variables in the same order on all workers.",
+        beside=digest(value),
     )
-    if len(set(group.exchange(what, digest(value)))) == 1:  # usual: made from the same seed
+    if len(set(digests)) == 1:  # usual: made from the same seed
         return value
     with compat.outside_traces():
         here = [value] * len(mesh.local_replicas)
-        shapes = [tuple(shape)] * mesh.num_replicas
+        shapes = [tuple(value.shape)] * mesh.num_replicas
         return first_component(PerReplica(mesh, components=here, shapes=shapes))
 
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.backend import compat
+from replicax.backend import compat, workers
 from replicax.context import stack
 from replicax.core import notices
 from replicax.core.enums import VariableAggregation, VariableSynchronization
@@ -285,12 +285,15 @@ def describe_component(variable: Any, read: Callable[[], Any]) -> str:
     if current_frame() is not None or compat.is_staging():
         return f"{text}>"
     try:
-        value = read()
+        return f"{text}, {workers.translated(lambda: _shown(read()))}>"
     except Exception as error:  # a repr must not raise
         return f"{text}, {type(error).__name__}>"
+
+
+def _shown(value: Any) -> str:
     if jnp.issubdtype(value.dtype, jax.dtypes.extended):
-        return f"{text}, {value}>"
-    return f"{text}, numpy={np.array2string(np.asarray(value), separator=', ', threshold=32)}>"
+        return str(value)
+    return f"numpy={np.array2string(np.asarray(value), separator=', ', threshold=32)}"
 
 
 def _free(storage: Storage) -> None:
