@@ -14,6 +14,10 @@ from replicax.cluster.addresses import free_ports
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
+def _inherited_path():
+    return [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+
+
 @dataclasses.dataclass(frozen=True)
 class Ended:
     """How one worker ended.
@@ -53,7 +57,7 @@ class Workers:
                 "JAX_PLATFORMS": "cpu",
                 "JAX_NUM_CPU_DEVICES": str(num_devices),
                 "NPROC": str(4 * num_devices),
-                "PYTHONPATH": str(REPOSITORY),
+                "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *_inherited_path()]),
                 "PYTHONUNBUFFERED": "1",
                 **(environment or {}),
             }
