@@ -3,7 +3,6 @@
 import os
 import pathlib
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from replicax.checkpoint.latest import latest_checkpoint
 from replicax.checkpoint.manager import CheckpointManager
 from replicax.core.notices import ReplicaxWarning
 from tests.backend.fresh_process import ROOT
+from tests.checkpoint.mid_save import half_written, stop_in_mid_save
 
 
 def make(value=0.0):
@@ -151,26 +151,6 @@ while True:
     print("saving", checkpoint.n, flush=True)
     manager.save(options=options)
 """
-
-
-def stop_in_mid_save(process, folder, num_looks):
-    """Stops the process at a moment when a checkpoint is half written."""
-    while True:
-        assert process.poll() is None
-        if not half_written(folder):
-            continue
-        for _ in range(num_looks):  # so that it is not always at the beginning
-            os.listdir(folder)
-        process.send_signal(signal.SIGSTOP)
-        os.waitpid(process.pid, os.WUNTRACED)
-        if half_written(folder):
-            return
-        process.send_signal(signal.SIGCONT)
-        num_looks //= 2
-
-
-def half_written(folder):
-    return [name for name in os.listdir(folder) if re.fullmatch(r"ckpt-\d+\.partial", name)]
 
 
 @pytest.mark.parametrize("how", ["sync", "async"])

@@ -4,14 +4,11 @@
 below on every worker. What it returns on each is read back by `Cluster.results`.
 """
 
-import contextlib
 import itertools
 import json
 import os
 import pathlib
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,32 +16,14 @@ import warnings
 
 import numpy as np
 
+from tests import compilation_cache
+from tests.multiprocess.clusters import environment, places
+
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = 120.0
 
-INHERITED = ("NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "TF_CONFIG")
-
 
 # -- starting ----------------------------------------------------------------------------------
-
-
-def free_ports(count):
-    with contextlib.ExitStack() as sockets:
-        opened = [sockets.enter_context(socket.socket()) for _ in range(count)]
-        for each in opened:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in opened]
-
-
-def environment(num_devices, **variables):
-    kept = {name: value for name, value in os.environ.items() if name not in INHERITED}
-    return kept | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": str(num_devices),
-        "NPROC": str(4 * num_devices),
-        **variables,
-    }
 
 
 class Cluster:
@@ -101,17 +80,13 @@ def start(name, folder, *arguments, num_workers=2, num_devices=1, file=__file__)
     """Starts the program `name` of `file`; `folder` is what all workers share."""
     own = pathlib.Path(folder) / f"{name}-{next(_numbers)}"
     own.mkdir(parents=True)
-    ports = free_ports(num_workers)
     processes = []
-    for rank in range(num_workers):
-        cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
-        config = {"cluster": cluster, "task": {"type": "worker", "index": rank}}
-        variables = {"TF_CONFIG": json.dumps(config)} if num_workers > 1 else {}
+    for rank, place in enumerate(places(num_workers) if num_workers > 1 else [{}]):
         with (own / f"output-{rank}").open("w") as output:
             processes.append(
                 subprocess.Popen(
                     [sys.executable, file, name, str(own), str(rank), str(folder), *arguments],
-                    env=environment(num_devices, **variables),
+                    env=environment(num_devices, **place),
                     cwd=ROOT,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -401,28 +376,9 @@ def save_for_ever(rank, folder, how):
         raise
 
 
-def stop_in_mid_save(process, folder, looks):
-    """Stops a process that writes at a moment when a checkpoint is half written."""
-    while True:
-        assert process.poll() is None
-        if not half_written(folder):
-            continue
-        for _ in range(looks):  # so that it is not always at the beginning
-            os.listdir(folder)
-        process.send_signal(signal.SIGSTOP)
-        os.waitpid(process.pid, os.WUNTRACED)
-        if half_written(folder):
-            return
-        process.send_signal(signal.SIGCONT)
-        looks //= 2
-
-
-def half_written(folder):
-    return [name for name in os.listdir(folder) if name.endswith(".partial") and "ckpt" in name]
-
-
 def main(*programs):
     """Runs the program that `start` has named, and writes what it returns."""
+    compilation_cache.use()
     name, own, rank, folder, *arguments = sys.argv[1:]
     by_name = {program.__name__: program for program in programs}
     result = by_name[name](int(rank), pathlib.Path(folder), *arguments)

@@ -10,12 +10,30 @@ import sys
 import time
 
 from replicax.cluster.addresses import free_ports
+from replicax.launch.plan import device_environment
+from tests import compilation_cache
+from tests.backend.fresh_process import SETUP_VARIABLES
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
-def _inherited_path():
-    return [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+# What this test process has set up for itself, and workers must not inherit.
+OWN_VARIABLES = {*SETUP_VARIABLES, *compilation_cache.VARIABLES, "TF_CONFIG"}
+
+
+def environment(num_devices, **variables):
+    """What a worker inherits, with so many virtual CPU devices; `variables` are added."""
+    kept = {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES}
+    path = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY)])
+    devices = device_environment(num_devices, {})
+    return kept | devices | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"} | variables
+
+
+def places(num_workers):
+    """The variable that tells each worker of a new cluster on this machine its place."""
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(num_workers)]}
+    tasks = [{"type": "worker", "index": rank} for rank in range(num_workers)]
+    return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,32 +57,18 @@ class Workers:
         num_workers: How many there are.
         num_devices: Virtual CPU devices of each.
         folder: Where their output goes.
-        environment: Variables for all.
+        variables: What is added to the environment of all.
     """
 
-    def __init__(self, command, num_workers, num_devices, folder, environment=None):
+    def __init__(self, command, num_workers, num_devices, folder, **variables):
         self._folder = folder
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(num_workers)]
         self.processes = []
-        for worker_id in range(num_workers):
-            config = {
-                "cluster": {"worker": addresses},
-                "task": {"type": "worker", "index": worker_id},
-            }
-            variables = {
-                **os.environ,
-                "TF_CONFIG": json.dumps(config),
-                "JAX_PLATFORMS": "cpu",
-                "JAX_NUM_CPU_DEVICES": str(num_devices),
-                "NPROC": str(4 * num_devices),
-                "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *_inherited_path()]),
-                "PYTHONUNBUFFERED": "1",
-                **(environment or {}),
-            }
+        inherited = environment(num_devices, **variables)
+        for worker_id, place in enumerate(places(num_workers)):
             with open(self._output_of(worker_id), "wb") as output:
                 process = subprocess.Popen(
                     [sys.executable, *command],
-                    env=variables,
+                    env=inherited | place,
                     cwd=REPOSITORY,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -107,9 +111,9 @@ class Workers:
         ]
 
 
-def run_workers(command, num_workers, num_devices, folder, *, seconds, environment=None):
+def run_workers(command, num_workers, num_devices, folder, *, seconds, **variables):
     """Runs the workers to their end, which must come within `seconds`."""
-    with Workers(command, num_workers, num_devices, folder, environment) as workers:
+    with Workers(command, num_workers, num_devices, folder, **variables) as workers:
         return workers.wait(seconds)
 
 

@@ -1,7 +1,6 @@
-"""Training programs for several workers in which one of them has an accident, and their start."""
+"""A training program in which one of the workers has an accident, and workers to watch."""
 
 import dataclasses
-import json
 import os
 import pathlib
 import signal
@@ -11,99 +10,76 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from replicax.cluster.addresses import free_ports
-from replicax.launch.plan import device_environment
-from tests.backend.fresh_process import ROOT, SETUP_VARIABLES
+from tests.multiprocess.clusters import places
 
-WAIT_SECONDS = 50.0
+WAIT_SECONDS = 100.0
 """No worker of a test may take longer, start included."""
 
-# Worker RANK of attempt ATTEMPT meets with ACCIDENT at step STEP: each row of FAULTS says one.
-# The step has been launched then, and has not been awaited.
+# Worker RANK meets with ACCIDENT at step STEP: FAULT says which, as a list. The step has been
+# launched then, and has not been awaited. READ is how the training looks at its variables.
 TRAIN = """
-import json, os, pathlib, signal, sys
+import json, os, signal, sys
 import jax, jax.numpy as jnp, numpy as np
 import replicax as rx
+from tests import compilation_cache
 
-timeout = float(os.environ.get("TIMEOUT", "3"))
+compilation_cache.use()
+timeout = float(os.environ["TIMEOUT"])
 options = rx.experimental.CommunicationOptions(timeout_seconds=timeout)
 strategy = rx.MultiWorkerMirroredStrategy(communication_options=options)
 rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-attempt = int(os.environ.get("REPLICAX_ATTEMPT", "1"))
-faults = {(a, r): (s, what) for a, r, s, what in json.loads(os.environ.get("FAULTS", "[]"))}
-num_steps = int(os.environ.get("STEPS", "1000000"))
-saved = pathlib.Path(os.environ["SAVED"]) if "SAVED" in os.environ else None
-
-first, weights, momentum = 0, np.zeros(5, np.float32), np.zeros(5, np.float32)
-if saved is not None and saved.exists():
-    with np.load(saved) as state:
-        first, weights, momentum = int(state["step"]), state["weights"], state["momentum"]
+victim, fault_step, accident = json.loads(os.environ.get("FAULT", "[-1, -1, null]"))
 
 with strategy.scope():
-    kind = {"aggregation": rx.VariableAggregation.MEAN}
-    w, m = rx.Variable(weights, **kind), rx.Variable(momentum, **kind)
+    w = rx.Variable(np.zeros(5, np.float32), aggregation=rx.VariableAggregation.MEAN)
+    n = rx.Variable(0.0, aggregation=rx.VariableAggregation.MEAN)
 
 @rx.function
 def step(number):
-    def replica(number):
-        context = rx.get_replica_context()
-        key = jax.random.fold_in(jax.random.key(7), number)
-        key = jax.random.fold_in(key, context.replica_id_in_sync_group)
-        x = jax.random.normal(key, (8, 5))
-        y = x @ jnp.arange(5.0)
-        gradient = jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(jnp.asarray(w))
-        m.assign(0.9 * m + context.all_reduce(rx.ReduceOp.MEAN, gradient))
-        w.assign(w - 0.05 * m)
-    strategy.run(replica, args=(number,))
+    context = rx.get_replica_context()
+    key = jax.random.fold_in(jax.random.key(7), number)
+    key = jax.random.fold_in(key, context.replica_id_in_sync_group)
+    x = jax.random.normal(key, (8, 5))
+    y = x @ jnp.arange(5.0)
+    gradient = jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(jnp.asarray(w))
+    w.assign(w - 0.05 * context.all_reduce(rx.ReduceOp.MEAN, gradient))
+    n.assign(n + 1)
+    return context.all_reduce(rx.ReduceOp.MEAN, jnp.sum(gradient))
 
-def save(number):
-    part = saved.with_suffix(".part")
-    with part.open("wb") as file:
-        np.savez(file, step=number, weights=w.numpy(), momentum=m.numpy())
-    part.replace(saved)
-
+READS = {
+    "numpy": lambda total: w.numpy(),
+    "asarray": lambda total: np.asarray(w),
+    "float": lambda total: float(n),
+    "mirrored": lambda total: float(total),
+    "repr": lambda total: repr(total),
+    "repr of a variable": lambda total: repr(w),  # never raises: the next step does
+}
+read = READS[os.environ.get("READ", "numpy")]
 print("started", flush=True)
-for number in range(first, num_steps):
-    step(np.int32(number))
-    fault_step, accident = faults.get((attempt, rank), (None, None))
-    if number == fault_step:
+for number in range(1000000):
+    total = strategy.run(step, args=(np.int32(number),))
+    if (rank, number) == (victim, fault_step):
         print("accident", accident, "at", number, flush=True)
         if accident == "raise":
             raise ValueError("a mistake of the user")
         if accident == "end":
             sys.exit(0)
         os.kill(os.getpid(), getattr(signal, accident))
-    w.numpy()
-    if saved is not None and strategy.is_chief:
-        save(number + 1)
-    if number == first:
+    read(total)
+    if number == 0:
         print("stepping", flush=True)
-print("weights", w.numpy().tobytes().hex(), flush=True)
 """
 
 
-def program(folder: pathlib.Path) -> pathlib.Path:
-    """The file of the training program."""
+def program(folder: pathlib.Path, source: str = TRAIN) -> pathlib.Path:
+    """The file of a program."""
     path = folder / "train.py"
-    path.write_text(TRAIN)
+    path.write_text(source)
     return path
 
 
-def environment(num_devices: int = 1, **variables: object) -> dict[str, str]:
-    """What workers inherit: nothing of this test process's own devices."""
-    kept = {name: value for name, value in os.environ.items() if name not in SETUP_VARIABLES}
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    given = {name.upper(): _text(value) for name, value in variables.items()}
-    devices = device_environment(num_devices, {})
-    return kept | devices | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"} | given
-
-
-def _text(value: object) -> str:
-    return json.dumps(value) if isinstance(value, list) else str(value)
-
-
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class Ending:
     """How one worker ended.
 
     Attributes:
@@ -131,7 +107,7 @@ class Worker:
     def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
         self.lines: list[str] = []
         self._times: list[float] = []
-        self._ended: Ended | None = None
+        self._ended: Ending | None = None
         self._process = subprocess.Popen(
             command,
             env=dict(variables),
@@ -151,7 +127,7 @@ class Worker:
             self._times.append(time.monotonic())
             self.lines.append(line.rstrip("\n"))
         code = self._process.wait()
-        self._ended = Ended(code, self.lines, self._times, time.monotonic())
+        self._ended = Ending(code, self.lines, self._times, time.monotonic())
 
     def await_line(self, beginning: str) -> str:
         """Waits until it has printed such a line."""
@@ -168,7 +144,7 @@ class Worker:
         """Sends it a signal."""
         os.killpg(self._process.pid, number)
 
-    def end(self, seconds: float = WAIT_SECONDS) -> Ended:
+    def end(self, seconds: float = WAIT_SECONDS) -> Ending:
         """Waits for its end."""
         self._reader.join(seconds)
         assert self._ended is not None, f"no end after {seconds} s:\n{self.text}"
@@ -192,10 +168,5 @@ def start_workers(
     path: pathlib.Path, num_workers: int, variables: Mapping[str, str]
 ) -> list[Worker]:
     """Starts all workers of a cluster on the loopback interface, without a launcher."""
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(num_workers)]
-    workers = []
-    for rank in range(num_workers):
-        task = {"type": "worker", "index": rank}
-        config = json.dumps({"cluster": {"worker": addresses}, "task": task})
-        workers.append(Worker([sys.executable, str(path)], {**variables, "TF_CONFIG": config}))
-    return workers
+    command = [sys.executable, str(path)]
+    return [Worker(command, {**variables, **place}) for place in places(num_workers)]

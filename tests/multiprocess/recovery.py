@@ -1,8 +1,9 @@
 """A training that saves itself every few steps, and in which workers have accidents.
 
 ``FAULTS`` is a JSON list of ``[attempt, worker, step, signal]``: the worker sends itself the
-signal when it has launched that step of that attempt. With ``"in a save"`` for the step it does
-so while a checkpoint is being written. The chief prints the bits of all state at the end.
+signal when it has launched that step of that attempt, counted from the attempt's first one, or,
+with ``"in a save"`` for the step, when a checkpoint is half written. Each worker prints a line for
+each step, and the chief the bits of all state at the end.
 """
 
 import json
@@ -18,8 +19,10 @@ import numpy as np
 import optax
 
 import replicax as rx
+from tests import compilation_cache
+from tests.checkpoint.mid_save import half_written
 
-NUM_STEPS = 20
+NUM_STEPS = 30
 SAVE_EVERY = 3
 GLOBAL_BATCH = 8
 
@@ -28,7 +31,16 @@ def bits_of(arrays):
     return [np.asarray(array).tobytes().hex() for array in arrays]
 
 
+def die_in_mid_save(folder, number):
+    """In a thread of its own, because a save keeps the main one."""
+    while not half_written(folder):
+        pass
+    print("accident at a save", flush=True)
+    os.kill(os.getpid(), number)
+
+
 def main(folder):
+    compilation_cache.use()
     options = rx.experimental.CommunicationOptions(timeout_seconds=5)
     strategy = rx.MultiWorkerMirroredStrategy(communication_options=options)
     worker = strategy.cluster_resolver.task_id
@@ -73,14 +85,17 @@ def main(folder):
     )
     # All workers leave at a step that comes some time after the notice, and before the end.
     pause = 0.15 if "SIGTERM" in os.environ["FAULTS"] else 0.0
-    for number in backup.steps(NUM_STEPS):
+    for count, number in enumerate(backup.steps(NUM_STEPS)):
         time.sleep(pause)
         strategy.run(step, args=(next(iterator),))
-        if number in faults:
+        if count in faults:
             print("accident at", number, flush=True)
-            os.kill(os.getpid(), faults[number])
-        if "in a save" in faults and (number + 1) % SAVE_EVERY == 0 and number > SAVE_EVERY:
-            threading.Timer(0.02, os.kill, (os.getpid(), faults["in a save"])).start()
+            os.kill(os.getpid(), faults[count])
+        if "in a save" in faults and count == SAVE_EVERY:
+            watch = threading.Thread(target=die_in_mid_save, args=(folder, faults["in a save"]))
+            watch.daemon = True
+            watch.start()
+        print("step", number, flush=True)
     state = [w.numpy(), seen.numpy(), *(v.numpy() for v in optimizer.variables)]
     if strategy.is_chief:
         print("bits " + json.dumps([*bits_of(state), iterator.get_state()]), flush=True)

@@ -12,12 +12,8 @@ import pytest
 
 import replicax as rx
 from replicax.checkpoint.latest import latest_checkpoint
-from tests.multiprocess.checkpoint_programs import (
-    Model,
-    half_written,
-    start,
-    stop_in_mid_save,
-)
+from tests.checkpoint.mid_save import half_written, stop_in_mid_save
+from tests.multiprocess.checkpoint_programs import Model, start
 
 pytestmark = pytest.mark.multiprocess
 

@@ -19,7 +19,7 @@ LAYOUTS = {
 }
 SECONDS = 900  # on a busy machine; it takes a minute
 
-ENVIRONMENT = {
+VARIABLES = {
     "REPLICAX_TEST_CLUSTER": "1",
     "JAX_TRACEBACK_FILTERING": "off",  # it takes a seventh of the time where errors are the rule
 }
@@ -34,7 +34,7 @@ def test_every_contract_holds_on_several_workers(layout, group, tmp_path):
         *LAYOUTS[layout],
         tmp_path,
         seconds=SECONDS,
-        environment=ENVIRONMENT,
+        **VARIABLES,
     )
     require_success(ended)
     for worker in ended:

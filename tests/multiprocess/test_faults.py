@@ -20,21 +20,14 @@ from replicax.launch.restart import RestartLimits
 from replicax.launch.run import Observer, Run
 from replicax.launch.service import CoordinationService
 from tests.launch.programs import children, descriptors, is_running
-from tests.multiprocess.programs import (
-    WAIT_SECONDS,
-    Worker,
-    environment,
-    program,
-    start_workers,
-)
+from tests.multiprocess.clusters import environment
+from tests.multiprocess.programs import Worker, program, start_workers
 
 pytestmark = pytest.mark.multiprocess
 
 TIMEOUT = 5.0
 LIMIT_SECONDS = 12.0
 EXIT_SECONDS = 15.0
-PATIENT = 30.0  # where nothing waits for it: a busy machine may delay one worker
-NUM_STEPS = 24
 RANDOM = random.Random(20)
 
 
@@ -43,8 +36,8 @@ def cluster(tmp_path: pathlib.Path) -> Iterator:
     """``cluster(2, num_devices=1, ...)``: workers without a launcher; none outlives the test."""
     with contextlib.ExitStack() as stack:
 
-        def start(num_workers: int, num_devices: int = 1, **variables: object) -> list[Worker]:
-            inherited = environment(num_devices, timeout=TIMEOUT, **variables)
+        def start(num_workers: int, num_devices: int = 1, **variables: str) -> list[Worker]:
+            inherited = environment(num_devices, TIMEOUT=str(TIMEOUT), **variables)
             workers = start_workers(program(tmp_path), num_workers, inherited)
             for worker in workers:
                 stack.callback(worker.kill)
@@ -71,18 +64,18 @@ def check_lost(worker: Worker, lost: list[int], *, since: float, how: str = "") 
 
 
 @pytest.mark.parametrize(
-    ("number", "victim", "num_workers", "num_devices"),
+    ("number", "victim", "num_workers", "num_devices", "read"),
     [
-        (signal.SIGKILL, 1, 3, 1),
-        (signal.SIGKILL, 1, 2, 2),
-        (signal.SIGSTOP, 1, 2, 2),
-        (signal.SIGSTOP, 0, 3, 1),
+        (signal.SIGKILL, 1, 3, 1, "numpy"),
+        (signal.SIGKILL, 1, 2, 2, "repr of a variable"),
+        (signal.SIGSTOP, 1, 2, 2, "mirrored"),
+        (signal.SIGSTOP, 0, 3, 1, "asarray"),
     ],
 )
 def test_the_others_name_a_worker_that_is_killed_or_stopped_in_time(
-    cluster, number, victim, num_workers, num_devices
+    cluster, number, victim, num_workers, num_devices, read
 ):
-    workers = cluster(num_workers, num_devices)
+    workers = cluster(num_workers, num_devices, READ=read)
     for worker in workers:
         worker.await_line("stepping")
     since = time.monotonic()
@@ -105,10 +98,14 @@ def test_jax_ends_the_others_when_the_worker_with_the_service_is_killed(cluster)
     assert ended.at - since < EXIT_SECONDS
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_an_error_in_one_worker_ends_all_of_them_without_an_abort(cluster, victim: int):
-    step = RANDOM.randrange(3, 20)
-    workers = cluster(2, faults=[[1, victim, step, "raise"]])
+def fault(victim: int, accident: str) -> str:
+    """For the program: which worker has an accident, at a random step."""
+    return json.dumps([victim, RANDOM.randrange(3, 20), accident])
+
+
+@pytest.mark.parametrize(("victim", "read"), [(0, "float"), (1, "repr")])
+def test_an_error_in_one_worker_ends_all_of_them_without_an_abort(cluster, victim: int, read: str):
+    workers = cluster(2, FAULT=fault(victim, "raise"), READ=read)
     workers[victim].await_line("accident")
     since = time.monotonic()
     check_lost(workers[1 - victim], [victim], since=since, how="(it ended with an error)")
@@ -119,7 +116,7 @@ def test_an_error_in_one_worker_ends_all_of_them_without_an_abort(cluster, victi
 
 
 def test_a_worker_whose_program_ends_early_is_named_by_the_other(cluster):
-    workers = cluster(2, faults=[[1, 0, 5, "end"]])
+    workers = cluster(2, FAULT=fault(0, "end"))
     workers[0].await_line("accident")
     since = time.monotonic()
     check_lost(workers[1], [0], since=since, how="(its program ended)")
@@ -127,7 +124,7 @@ def test_a_worker_whose_program_ends_early_is_named_by_the_other(cluster):
 
 
 def test_sigterm_ends_a_worker_that_no_handler_watches_and_the_other_names_it(cluster):
-    workers = cluster(2, faults=[[1, 1, 5, "SIGTERM"]])
+    workers = cluster(2, FAULT=fault(1, "SIGTERM"))
     workers[1].await_line("accident")
     check_lost(workers[0], [1], since=time.monotonic())
     assert workers[1].end().code == -signal.SIGTERM
@@ -136,75 +133,38 @@ def test_sigterm_ends_a_worker_that_no_handler_watches_and_the_other_names_it(cl
 # -- under the launcher ------------------------------------------------------------------------
 
 
-class Launched:
-    """A run under `replicax launch` itself."""
+# The first worker and the other die in turn. The one that is left waits for it in the next step.
+ONE_STEP = """
+import os, signal, sys
+import replicax as rx
 
-    def __init__(
-        self, folder: pathlib.Path, *, timeout: float = PATIENT, **variables: object
-    ) -> None:
-        folder.mkdir()
-        self.saved = folder / "state.npz"
-        command = "from replicax.cli.main import main; main()"
-        options = ["--workers", "2", "--max-restarts", "2", "--backoff", "0", "--show", "all"]
-        self._worker = Worker(
-            [sys.executable, "-c", command, "launch", *options, str(program(folder))],
-            environment(timeout=timeout, steps=NUM_STEPS, saved=self.saved, **variables),
-        )
+strategy = rx.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    n = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)
 
-    def __enter__(self) -> "Launched":
-        return self
+@rx.function
+def step():
+    n.assign_add(1.0)
 
-    def __exit__(self, *exception: object) -> None:
-        self._worker.kill()
-
-    def end(self) -> tuple[str, bytes, str]:
-        """The weights that both workers print, the saved state, and all output."""
-        ended = self._worker.end(2 * WAIT_SECONDS)  # three attempts, on a busy machine
-        assert ended.code == 0, self._worker.text
-        weights = {line.split()[-1] for line in ended.lines if "] weights" in line}
-        assert len(weights) == 1, self._worker.text
-        return weights.pop(), self.saved.read_bytes(), "\n".join(ended.lines)
+strategy.run(step)
+assert n.numpy() == 2.0
+attempt = int(os.environ["REPLICAX_ATTEMPT"])
+print("stepped", flush=True)
+if attempt <= NUM_RESTARTS and strategy.is_chief == (attempt % 2 == 0):
+    os.kill(os.getpid(), signal.SIGKILL) if attempt % 4 < 2 else sys.exit(3)
+strategy.run(step)
+n.numpy()
+"""
+NUM_RESTARTS = 100
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
-    with Launched(tmp_path_factory.mktemp("plain") / "run") as run:
-        return run.end()[:2]
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [((0, "SIGKILL"), (1, "SIGKILL")), ((1, "SIGSTOP"), (0, "SIGSTOP"))],
-)
-def test_a_run_with_two_faults_ends_with_the_same_bits(
-    tmp_path: pathlib.Path, uninterrupted: tuple[str, bytes], first, second
-):
-    steps = sorted(RANDOM.sample(range(3, NUM_STEPS), 2))
-    faults = [
-        [attempt, rank, step, accident]
-        for attempt, step, (rank, accident) in zip((1, 2), steps, (first, second), strict=True)
-    ]
-    timeout = TIMEOUT if "SIGSTOP" in (first[1], second[1]) else PATIENT
-    with Launched(tmp_path / "run", faults=faults, timeout=timeout) as run:
-        weights, saved, output = run.end()
-    assert (weights, saved) == uninterrupted
-    assert "3 attempts" in output
-    if first[1] == "SIGKILL":
-        assert "Attempt 1: worker 0: killed by SIGKILL" in output
-        assert "Attempt 2: worker 1: killed by SIGKILL" in output
-    else:
-        assert "WorkerLostError: worker 1 " in output
-        assert "WorkerLostError: worker 0 " in output
-
-
-def test_three_restarts_leave_no_process_no_port_and_no_file(
+def test_a_hundred_restarts_leave_no_process_no_port_and_no_file(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     left = tmp_path / "left"
     left.mkdir()
-    path = program(tmp_path)
-    faults = [[1, 0, 4, "SIGKILL"], [2, 1, 5, "raise"], [3, 0, 6, "raise"]]
-    for name, value in environment(faults=faults, steps=8, timeout=PATIENT, tmpdir=left).items():
+    path = program(tmp_path, ONE_STEP.replace("NUM_RESTARTS", str(NUM_RESTARTS)))
+    for name, value in environment(1, TMPDIR=str(left)).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(tempfile, "tempdir", None)
     addresses: set[str] = set()
@@ -221,20 +181,20 @@ def test_three_restarts_leave_no_process_no_port_and_no_file(
     lines: list[str] = []
     summary = Run(
         Job((sys.executable, str(path)), num_workers=2, devices_per_worker=1),
-        limits=RestartLimits(max_restarts=3, backoff_seconds=0.0),
+        limits=RestartLimits(max_restarts=NUM_RESTARTS, backoff_seconds=0.0),
         coordination=Watched(),
         observer=Observer(
             on_line=lambda worker_id, line: lines.append(line),
             on_start=lambda attempt, started: pids.extend(started.values()),
         ),
     ).execute()
-    assert (summary.code, len(summary.outcomes)) == (0, 4), "\n".join(lines[-40:])
-    assert len(pids) == 12
+    assert (summary.code, len(summary.outcomes)) == (0, NUM_RESTARTS + 1), "\n".join(lines[-40:])
+    assert len([line for line in lines if line == "stepped"]) >= NUM_RESTARTS  # by who then died
+    assert len(pids) == 3 * (NUM_RESTARTS + 1)
     assert not any(map(is_running, pids))
     assert children() <= before
     assert descriptors() == open_before
     assert list(left.iterdir()) == []
-    assert len(addresses) >= 9
     for address in addresses:
         host, _, port = address.partition(":")
         socket.create_server((host, int(port))).close()
@@ -289,7 +249,7 @@ def test_workers_that_are_cut_off_from_each_other_both_raise(
             task = {"type": "worker", "index": rank}
             cluster = {"worker": [f"{host}:4700" for host in hosts]}
             config = json.dumps({"cluster": cluster, "task": task})
-            variables = environment(timeout=TIMEOUT, tf_config=config)
+            variables = environment(1, TIMEOUT=str(TIMEOUT), TF_CONFIG=config)
             workers.append(Worker([*inside, sys.executable, str(path)], variables))
             stack.callback(workers[-1].kill)
         for worker in workers:

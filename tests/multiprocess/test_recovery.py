@@ -1,37 +1,51 @@
 """After accidents a launched training goes on from its checkpoint, to the same bits as without."""
 
 import json
-import os
+import random
 import subprocess
 import sys
 
 import pytest
 
-from tests.backend.fresh_process import SETUP_VARIABLES
-from tests.multiprocess.clusters import REPOSITORY
+from tests.multiprocess.clusters import REPOSITORY, environment
+from tests.multiprocess.recovery import NUM_STEPS
 
 pytestmark = pytest.mark.multiprocess
 
 SECONDS = 240
+RANDOM = random.Random(5)
+
+
+def at_random(*accidents):
+    """The accidents of the attempts, each at a random step."""
+    return [
+        [attempt, worker, RANDOM.randint(2, 9), name]
+        for attempt, (worker, name) in enumerate(accidents, start=1)
+    ]
+
+
 ACCIDENTS = {
-    "the chief and then the other killed": [[1, 0, 7, "SIGKILL"], [2, 1, 13, "SIGKILL"]],
-    "the other and then the chief stopped": [[1, 1, 4, "SIGSTOP"], [2, 0, 11, "SIGSTOP"]],
-    "the chief told to leave and the other killed": [[1, 0, 2, "SIGTERM"], [2, 1, 19, "SIGKILL"]],
-    "the chief killed in a save, twice": [[1, 0, "in a save", "SIGKILL"]] * 2,
-    "the other killed in a save": [[1, 1, "in a save", "SIGKILL"], [2, 1, 16, "SIGKILL"]],
+    "the chief and then the other killed": at_random((0, "SIGKILL"), (1, "SIGKILL")),
+    "the other and then the chief stopped": at_random((1, "SIGSTOP"), (0, "SIGSTOP")),
+    # Early, because all leave together, at a step that comes some time after the notice.
+    "the chief and then the other told to leave": [[1, 0, 1, "SIGTERM"], [2, 1, 2, "SIGTERM"]],
+    "the chief and then the other killed in a save": [
+        [1, 0, "in a save", "SIGKILL"],
+        [2, 1, "in a save", "SIGKILL"],
+    ],
 }
 
 
 def train(folder, faults):
     """What the run printed, and the bits of its state at the end."""
-    inherited = {k: v for k, v in os.environ.items() if k not in (*SETUP_VARIABLES, "TF_CONFIG")}
     done = subprocess.run(
         [
             *(sys.executable, "-c", "from replicax.cli.main import main; main()"),
-            *("launch", "--workers", "2", "--devices-per-worker", "1", "--max-restarts", "4"),
+            *("launch", "--workers", "2", "--devices-per-worker", "1", "--show", "all"),
+            *("--max-restarts", "2", "--backoff", "0"),
             *("-m", "tests.multiprocess.recovery", str(folder)),
         ],
-        env={**inherited, "FAULTS": json.dumps(faults), "PYTHONPATH": str(REPOSITORY)},
+        env=environment(1, FAULTS=json.dumps(faults)),
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -55,6 +69,13 @@ def undisturbed(tmp_path_factory):
 def test_a_run_with_accidents_ends_with_the_bits_of_one_without(case, undisturbed, tmp_path):
     text, bits = train(tmp_path, ACCIDENTS[case])
     assert bits == undisturbed
-    if "save" not in case:  # there it may have come a moment too late
-        assert text.count("accident at") == 2
-        assert "Attempt 2 ended" in text
+    assert text.count("accident at") == 2
+    assert "3 attempts" in text
+    for attempt, (_, worker, _, name) in enumerate(ACCIDENTS[case], start=1):
+        if name == "SIGKILL":
+            assert f"Attempt {attempt}: worker {worker}: killed by SIGKILL" in text
+        elif name == "SIGSTOP":
+            assert f"WorkerLostError: worker {worker} " in text
+        else:  # nothing is done again
+            steps = [line for line in text.splitlines() if line.startswith("[worker 0] step ")]
+            assert [int(line.split()[-1]) for line in steps] == list(range(NUM_STEPS))
