@@ -5,13 +5,12 @@ devices fails as a whole: a skipped test would look like a passing one.
 """
 
 import os
+import pathlib
 import threading
 from collections.abc import Iterator
 
 import jax
 import pytest
-
-from tests import compilation_cache
 
 NUM_CPU_DEVICES = 8
 
@@ -27,6 +26,14 @@ THREAD_GRACE_SECONDS = 2.0
 # Set by tests/multiprocess for the workers of a cluster that run the same tests together.
 IN_CLUSTER = "REPLICAX_TEST_CLUSTER" in os.environ
 
+# Compiled programs, shared by the workers, by the processes that tests start and by later runs:
+# the same few programs over the same devices are most of what a run would compile.
+COMPILATION_CACHE = {
+    "jax_compilation_cache_dir": str(pathlib.Path(__file__).parent / ".jax_cache"),
+    "jax_persistent_cache_min_compile_time_secs": 0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+
 
 def _client_threads() -> int:
     asked = os.environ.get("NPROC", "")
@@ -35,9 +42,9 @@ def _client_threads() -> int:
 
 # At import, because a test module may ask for devices while it is collected.
 os.environ["NPROC"] = str(_client_threads())
-# Shared by the workers, by the processes that tests start and by later runs: the same few programs
-# over the same devices are most of what a run would compile.
-compilation_cache.use()
+for name, setting in COMPILATION_CACHE.items():
+    os.environ.setdefault(name.upper(), str(setting))
+    jax.config.update(name, setting)
 jax.config.update("jax_platforms", "cpu")
 if not IN_CLUSTER:
     jax.config.update("jax_num_cpu_devices", NUM_CPU_DEVICES)  # before any backend starts

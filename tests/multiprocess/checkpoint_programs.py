@@ -16,7 +16,6 @@ import warnings
 
 import numpy as np
 
-from tests import compilation_cache
 from tests.multiprocess.clusters import environment, places
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -378,7 +377,6 @@ def save_for_ever(rank, folder, how):
 
 def main(*programs):
     """Runs the program that `start` has named, and writes what it returns."""
-    compilation_cache.use()
     name, own, rank, folder, *arguments = sys.argv[1:]
     by_name = {program.__name__: program for program in programs}
     result = by_name[name](int(rank), pathlib.Path(folder), *arguments)

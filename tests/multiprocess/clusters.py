@@ -11,14 +11,14 @@ import time
 
 from replicax.cluster.addresses import free_ports
 from replicax.launch.plan import device_environment
-from tests import compilation_cache
 from tests.backend.fresh_process import SETUP_VARIABLES
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
-# What this test process has set up for itself, and workers must not inherit.
-OWN_VARIABLES = {*SETUP_VARIABLES, *compilation_cache.VARIABLES, "TF_CONFIG"}
+# What this test process has set up for itself, and workers must not inherit. Nor the compilation
+# cache: JAX writes an entry in place, and a worker that is killed would leave half of one for ever.
+OWN_VARIABLES = {*SETUP_VARIABLES, "JAX_COMPILATION_CACHE_DIR", "TF_CONFIG"}
 
 
 def environment(num_devices, **variables):

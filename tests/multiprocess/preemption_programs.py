@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 
-from tests import compilation_cache
 from tests.multiprocess.checkpoint_programs import main, make_strategy
 
 
@@ -91,7 +90,6 @@ def launched(folder, total):
 
 if __name__ == "__main__":
     if sys.argv[1] == "launched":
-        compilation_cache.use()
         launched(pathlib.Path(sys.argv[2]), sys.argv[3])
     else:
         main(preempted)

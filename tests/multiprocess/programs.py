@@ -21,9 +21,7 @@ TRAIN = """
 import json, os, signal, sys
 import jax, jax.numpy as jnp, numpy as np
 import replicax as rx
-from tests import compilation_cache
 
-compilation_cache.use()
 timeout = float(os.environ["TIMEOUT"])
 options = rx.experimental.CommunicationOptions(timeout_seconds=timeout)
 strategy = rx.MultiWorkerMirroredStrategy(communication_options=options)

@@ -19,7 +19,6 @@ import numpy as np
 import optax
 
 import replicax as rx
-from tests import compilation_cache
 from tests.checkpoint.mid_save import half_written
 
 NUM_STEPS = 30
@@ -40,7 +39,6 @@ def die_in_mid_save(folder, number):
 
 
 def main(folder):
-    compilation_cache.use()
     options = rx.experimental.CommunicationOptions(timeout_seconds=5)
     strategy = rx.MultiWorkerMirroredStrategy(communication_options=options)
     worker = strategy.cluster_resolver.task_id

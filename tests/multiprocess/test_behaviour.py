@@ -91,6 +91,5 @@ def test_a_number_that_differs_between_workers_is_a_per_replica_value(found):
 
 
 def test_a_variable_may_be_read_on_the_chief_only(found):
-    for own, kept in zip(found, [[4.0, 6.0, 8.0, 10.0, 12.0], []], strict=True):
-        value, compiled, values_kept = own["a_variable_read_on_the_chief_only"]
-        assert (value, compiled, values_kept) == ([12.0, 12.0, 12.0], [], kept)
+    for own in found:
+        assert own["a_variable_read_on_the_chief_only"] == [12.0, 12.0, 12.0]

@@ -87,14 +87,6 @@ def own_copy(value: Any, device: Device) -> jax.Array:
     return jax.device_put(np.array(value, copy=True), device)
 
 
-def duplicate(array: jax.Array) -> jax.Array:
-    """A copy of what this process has of `array`, in the same places; nothing is compiled."""
-    copies = [jax.device_put(part, part.sharding, may_alias=False) for part in compat.shards(array)]
-    if not array.committed:
-        return compat.uncommitted(copies[0])
-    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, copies)
-
-
 def replicate(value: Any, mesh: ReplicaMesh) -> jax.Array:
     """One array with a copy of its own on every device of the mesh.
 

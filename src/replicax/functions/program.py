@@ -236,23 +236,6 @@ class _Variants(dict[bool, Any]):
         return program
 
 
-def _sparing(donating: Callable[..., Any], written: list[Storage]) -> Callable[..., Any]:
-    """The program that donates, given copies of what somebody else holds.
-
-    A value may be read on one worker only. If that worker compiled a program without donation,
-    the others would wait for its compiler in a collective, and take it for lost.
-    """
-
-    def launch(state: list[Any], *others: Any) -> Any:
-        spared = [
-            placement.duplicate(array) if key.handed_out else array
-            for key, array in zip(written, state, strict=True)
-        ]
-        return donating(spared, *others)
-
-    return launch
-
-
 class Program:
     """A traced function, ready to be launched again and again.
 
@@ -286,8 +269,6 @@ class Program:
             out_shardings=out_shardings,
             compiler_options=dict(traced.frame.compiler_options) or None,
         )
-        if donate and self.mesh is not None and self.mesh.spans_workers:
-            self._variants[False] = _sparing(self._variants[True], self._written)
         self.freed_seen = -1
         self.finish: Callable[[list[jax.Array]], Any] | None = None  # known after a first launch
         self.launch = launcher(
