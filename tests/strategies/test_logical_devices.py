@@ -196,7 +196,7 @@ WRONG_SPLITS = {
     "rank": ([2, 1, 1], r"for 3 dims; the tensor has shape \(4, 6\).*each of its 2 dims"),
     "product": ([2, 2], r"product is 4; a replica has 2 logical devices"),
     "product of too few": ([1, 1], r"product is 1; a replica has 2 logical devices"),
-    "divisibility": ([1, 2], r"dim 1 of a tensor of shape \(4, 5\) is 5, .*divided by 2"),
+    "divisibility": ([1, 2], r"dim 1 of the tensor, which has shape \(4, 5\), is 5, .*divided by 2"),
     "no ints": ([1.0, 2.0], "expected ints of at least 1"),
     "zero": ([0, 2], "expected ints of at least 1"),
 }

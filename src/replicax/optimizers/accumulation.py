@@ -19,6 +19,7 @@ from jax.core import Tracer
 
 from replicax.core.enums import ReduceOp, VariableAggregation, VariableSynchronization
 from replicax.core.errors import VariableError
+from replicax.variables.partitioning import layout_like
 from replicax.variables.variable import Variable
 
 
@@ -86,7 +87,12 @@ class Accumulation:
             kind["aggregation"] = VariableAggregation[self._op.name]
         extended = strategy.extended
         with extended.colocate_vars_with(devices):
-            count = Variable(np.int32(0), False, name=f"{self._name}/accumulated_steps")
+            count = Variable(
+                np.int32(0),
+                False,
+                name=f"{self._name}/accumulated_steps",
+                **layout_like(None, (), strategy),
+            )
         sums = []
         for gradient, variable in zip(gradients, variables, strict=True):
             # A sum of a replica's own is beside the replica, wherever the variable is.
@@ -94,7 +100,8 @@ class Accumulation:
             zeros = np.zeros(variable.shape, gradient.dtype)
             with where:
                 name = f"{self._name}/accumulated/{variable.name}"
-                sums.append(Variable(zeros, False, name=name, **kind))
+                layout = layout_like(variable, zeros.shape, strategy)
+                sums.append(Variable(zeros, False, name=name, **kind, **layout))
         # At once: the variants of a trace, which create the same variables, all come here.
         self._devices, self._count, self._sums, self._is_local = devices, count, sums, local
 

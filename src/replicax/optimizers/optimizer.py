@@ -22,6 +22,7 @@ from replicax.core.extras import require_extra
 from replicax.optimizers.accumulation import Accumulation
 from replicax.optimizers.gradients import checked_pairs, is_reduced, reduced
 from replicax.optimizers.state import OptimizerState
+from replicax.variables.partitioning import layout_like
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -121,7 +122,12 @@ class Optimizer:
             self._accumulation = Accumulation(name, accumulate_steps, self._op)
         extended = self._strategy.extended
         with extended.colocate_vars_with(extended.non_slot_devices([])):
-            self._iterations = Variable(np.int32(0), False, name=f"{name}/iterations")
+            self._iterations = Variable(
+                np.int32(0),
+                False,
+                name=f"{name}/iterations",
+                **layout_like(None, (), self._strategy),
+            )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name!r} of {self._strategy!r}>"

@@ -1,7 +1,7 @@
 """Keeps the state of an Optax transformation in variables.
 
 A leaf of the state that belongs to one parameter is a *slot*: a variable on the
-devices of that parameter. Everything else (counts, hyperparameters, random keys)
+devices of that parameter, cut into pieces as it is. Everything else (counts, hyperparameters, random keys)
 is a variable on the devices for non-slot state. `optimizers.optimizer` is the
 only caller, always in cross-replica context.
 """
@@ -21,6 +21,7 @@ from replicax.backend import placement
 from replicax.core import nest
 from replicax.core.errors import VariableError
 from replicax.optimizers.trees import path_name
+from replicax.variables.partitioning import layout_like
 from replicax.variables.variable import Variable
 
 
@@ -115,8 +116,11 @@ class OptimizerState:
         slot = path_name(prefix)
         parts = (name, slot) if primary is None else (name, slot, primary.name)
         where = self.devices if primary is None else primary
+        layout = layout_like(primary, np.shape(value), strategy)
         with strategy.extended.colocate_vars_with(where):
-            variable = Variable(value, False, name="/".join(part for part in parts if part))
+            variable = Variable(
+                value, False, name="/".join(part for part in parts if part), **layout
+            )
         return StateLeaf(variable, primary, slot, key_impl)
 
     @property

@@ -6,7 +6,6 @@ stays what it is. XLA places what is not annotated.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
+from replicax.backend import partition
 from replicax.backend.mesh import ReplicaMesh
 from replicax.core import nest
 from replicax.execution.frame import current_frame
@@ -55,7 +55,7 @@ class LogicalDeviceVerbs:
             (Array(24., dtype=float32), Array(24., dtype=float32))
         """
         mesh = self.extended.mesh
-        pieces = _checked_pieces(partition_dimensions, mesh)
+        pieces = partition.checked_pieces(partition_dimensions, mesh)
         return nest.map_leaves(lambda leaf: _split(leaf, pieces, mesh), tensor)
 
     def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
@@ -93,52 +93,9 @@ class LogicalDeviceVerbs:
         return tensor
 
 
-def _checked_pieces(partition_dimensions: Any, mesh: ReplicaMesh) -> list[int]:
-    pieces = list(partition_dimensions)
-    if any(isinstance(p, bool) or not isinstance(p, int) or p < 1 for p in pieces):
-        raise ValueError(
-            f"partition_dimensions is {partition_dimensions!r}; expected ints of at least 1."
-        )
-    count = mesh.num_logical_devices
-    if math.prod(pieces) != count:
-        raise ValueError(
-            f"partition_dimensions is {pieces}, whose product is {math.prod(pieces)}; a replica "
-            f"has {count} logical device{'s' if count > 1 else ''} here, and the product must be "
-            "that number."
-        )
-    return pieces
-
-
 def _split(leaf: Any, pieces: list[int], mesh: ReplicaMesh) -> Any:
-    shape = jax.numpy.shape(leaf)
-    if len(shape) != len(pieces):
-        raise ValueError(
-            f"partition_dimensions is {pieces}, for {len(pieces)} dims; the tensor has shape "
-            f"{shape}, and needs one number for each of its {len(shape)} dims."
-        )
-    for dim, (size, piece) in enumerate(zip(shape, pieces, strict=True)):
-        if size % piece:
-            raise ValueError(
-                f"dim {dim} of a tensor of shape {shape} is {size}, which cannot be divided by "
-                f"{piece}, as partition_dimensions {pieces} asks."
-            )
-    return _constrained(leaf, _spec(pieces, mesh), mesh)
-
-
-def _spec(pieces: list[int], mesh: ReplicaMesh) -> PartitionSpec:
-    """The axes that cut each dim into its number of pieces."""
-    sizes = dict(mesh.mesh.shape)
-    free = list(mesh.logical_axes)
-    axes: list[tuple[str, ...] | None] = []
-    for piece in pieces:
-        own: list[str] = []
-        while piece > 1:
-            axis = next(name for name in free if piece % sizes[name] == 0)
-            free.remove(axis)
-            own.append(axis)
-            piece //= sizes[axis]
-        axes.append(tuple(own) or None)
-    return PartitionSpec(*axes)
+    partition.require_fit(pieces, jax.numpy.shape(leaf), "the tensor")
+    return _constrained(leaf, partition.spec_of_pieces(pieces, mesh), mesh)
 
 
 def _constrained(leaf: Any, spec: PartitionSpec, mesh: ReplicaMesh) -> Any:

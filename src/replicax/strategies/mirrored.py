@@ -8,6 +8,7 @@ from typing import Any
 from replicax.strategies.base import Strategy
 from replicax.strategies.cross_device_ops import CrossDeviceOps
 from replicax.strategies.extended import StrategyExtended
+from replicax.variables.partitioning import Rules
 
 
 class MirroredExtended(StrategyExtended):
@@ -19,10 +20,11 @@ class MirroredExtended(StrategyExtended):
         devices: Sequence[Any] | None,
         cross_device_ops: CrossDeviceOps | None,
         logical_devices: int,
+        partition_rules: Rules | None,
     ) -> None:
         """Uses `devices`, or all local ones."""
         super().__init__(container_strategy)
-        self.set_replica_devices(devices, cross_device_ops, logical_devices)
+        self.set_replica_devices(devices, cross_device_ops, logical_devices, partition_rules)
 
 
 class MirroredStrategy(Strategy):
@@ -36,6 +38,10 @@ class MirroredStrategy(Strategy):
             devices of JAX's default platform if None.
         cross_device_ops: How values of different devices are added.
         logical_devices: How many of the devices, one after the other, each replica spans.
+        partition_rules: How variables are cut over the logical devices of a replica: pairs of
+            a regular expression, searched for in the name, and what
+            ``Variable(..., partition_dimensions=)`` takes, or None for whole variables. The
+            first match wins; variables without one are whole on every logical device.
 
     Example:
         >>> import replicax as rx
@@ -49,6 +55,9 @@ class MirroredStrategy(Strategy):
         cross_device_ops: CrossDeviceOps | None = None,
         *,
         logical_devices: int = 1,
+        partition_rules: Rules | None = None,
     ) -> None:
         """A strategy on `devices`."""
-        super().__init__(MirroredExtended(self, devices, cross_device_ops, logical_devices))
+        super().__init__(
+            MirroredExtended(self, devices, cross_device_ops, logical_devices, partition_rules)
+        )

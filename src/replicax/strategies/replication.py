@@ -39,6 +39,7 @@ from replicax.values.regroup import regroup, select
 from replicax.variables.capture import check_run_options, run_traced
 from replicax.variables.colocation import asked_devices
 from replicax.variables.creation import build_variable
+from replicax.variables.partitioning import NO_RULES, PartitionRules, Rules
 from replicax.variables.variable import Variable
 
 _DEFAULT_OPTIONS = RunOptions()
@@ -54,6 +55,7 @@ class Replication:
     Attributes:
         serial: A number that no other strategy of this process has or will have.
         cluster_resolver: What knows the cluster; None for a single worker.
+        partition_rules: How variables are cut over logical devices, by their names.
     """
 
     cluster_resolver: Any = None
@@ -65,6 +67,7 @@ class Replication:
         self._threads: ReplicaThreads | None = None
         self._mesh: ReplicaMesh | None = None
         self._reduction = Reduction()
+        self.partition_rules = NO_RULES
 
     # -- what a strategy is ------------------------------------------------------------------
 
@@ -73,6 +76,7 @@ class Replication:
         worker_devices: Sequence[Any] | None,
         cross_device_ops: CrossDeviceOps | None = None,
         logical_devices: int = 1,
+        partition_rules: Rules | None = None,
     ) -> None:
         """Says where the replicas run; the ``__init__`` of every strategy calls it once.
 
@@ -82,12 +86,13 @@ class Replication:
             cross_device_ops: How values of different replicas are added; by one
                 all-reduce if None.
             logical_devices: How many of the devices, one after the other, a replica spans.
+            partition_rules: How variables are cut over these, by their names.
         """
         if worker_devices is None:
             found = devices.local_devices()
         else:
             found = devices.resolve_devices(worker_devices)
-        self._mesh = logical_mesh(_rows_of(found, logical_devices))
+        self._set_logical_mesh(logical_mesh(_rows_of(found, logical_devices)), partition_rules)
         if cross_device_ops is None:
             return
         if not isinstance(cross_device_ops, CrossDeviceOps):
@@ -96,6 +101,10 @@ class Replication:
                 "CrossDeviceOps, such as ReductionToOneDevice() or NcclAllReduce()."
             )
         self._reduction = cross_device_ops.reduction(self._mesh)
+
+    def _set_logical_mesh(self, mesh: ReplicaMesh, partition_rules: Rules | None) -> None:
+        self._mesh = mesh
+        self.partition_rules = PartitionRules.of(partition_rules, mesh)
 
     @property
     def mesh(self) -> ReplicaMesh:
@@ -134,6 +143,7 @@ class Replication:
         asked = asked_devices()
         strategy = self._container_strategy
         if asked is None or asked == self.mesh.local_devices:
+            options["partition_rules"] = self.partition_rules
             return build_variable(mesh=self.mesh, strategy=strategy, **options)
         if len(asked) == 1:
             return build_variable(home=asked[0], strategy=strategy, **options)

@@ -17,6 +17,7 @@ from replicax.cluster.tpu import TPUClusterResolver
 from replicax.core.typing import Device
 from replicax.strategies.base import Strategy
 from replicax.strategies.extended import StrategyExtended
+from replicax.variables.partitioning import Rules
 
 
 class TPUExtended(StrategyExtended):
@@ -27,14 +28,17 @@ class TPUExtended(StrategyExtended):
         container_strategy: Any,
         resolver: ClusterResolver,
         assignment: DeviceAssignment | None,
+        partition_rules: Rules | None,
     ) -> None:
         """Uses the devices of `assignment`, or one local device for each replica."""
         super().__init__(container_strategy)
         self.cluster_resolver = resolver
-        if assignment is None:
-            self._mesh = logical_mesh(tuple((device,) for device in devices.local_devices()))
-        else:
-            self._mesh = logical_mesh(_rows_of(assignment))
+        rows = (
+            tuple((device,) for device in devices.local_devices())
+            if assignment is None
+            else _rows_of(assignment)
+        )
+        self._set_logical_mesh(logical_mesh(rows), partition_rules)
 
 
 def _rows_of(assignment: DeviceAssignment) -> tuple[tuple[Device, ...], ...]:
@@ -70,6 +74,7 @@ class TPUStrategy(Strategy):
         tpu_cluster_resolver: What knows the TPU; the one of this machine if None.
         experimental_device_assignment: Which devices each replica spans; one each if None.
         experimental_spmd_xla_partitioning: Accepted: replicas are always partitioned by XLA.
+        partition_rules: As of ``MirroredStrategy``.
 
     Example:
         >>> import warnings
@@ -94,6 +99,8 @@ class TPUStrategy(Strategy):
         tpu_cluster_resolver: ClusterResolver | None = None,
         experimental_device_assignment: DeviceAssignment | None = None,
         experimental_spmd_xla_partitioning: bool = True,
+        *,
+        partition_rules: Rules | None = None,
     ) -> None:
         """A strategy on the devices of the assignment."""
         del experimental_spmd_xla_partitioning
@@ -103,7 +110,7 @@ class TPUStrategy(Strategy):
                 f"experimental_device_assignment is {assignment!r}; expected a DeviceAssignment."
             )
         resolver = TPUClusterResolver() if tpu_cluster_resolver is None else tpu_cluster_resolver
-        super().__init__(TPUExtended(self, resolver, assignment))
+        super().__init__(TPUExtended(self, resolver, assignment, partition_rules))
 
 
 class ExperimentalTPUStrategy(TPUStrategy):

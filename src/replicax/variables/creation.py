@@ -16,6 +16,7 @@ from jax.core import Tracer
 
 from replicax.backend import collectives, placement
 from replicax.backend.mesh import ReplicaMesh
+from replicax.backend.partition import Layout
 from replicax.context import stack
 from replicax.core.enums import VariableAggregation, VariableSynchronization
 from replicax.core.errors import TraceError, VariableError
@@ -28,6 +29,7 @@ from replicax.variables.central import CentralVariable
 from replicax.variables.colocation import asked_devices, colocated_on
 from replicax.variables.consistency import from_first_worker
 from replicax.variables.mirrored import MirroredVariable
+from replicax.variables.partitioning import NO_RULES, PartitionRules, partition_of
 from replicax.variables.plain import PlainVariable
 from replicax.variables.registry import register
 from replicax.variables.storage import Storage
@@ -75,6 +77,7 @@ def create_variable(
     dtype: Any = None,
     synchronization: VariableSynchronization = VariableSynchronization.AUTO,
     aggregation: VariableAggregation = VariableAggregation.NONE,
+    partition_dimensions: Layout | None = None,
 ) -> Variable:
     """What ``Variable(...)`` does."""
     if initial_value is None:
@@ -88,6 +91,8 @@ def create_variable(
         "synchronization": synchronization,
         "aggregation": aggregation,
     }
+    if partition_dimensions is not None:  # creators that know nothing of it still serve others
+        options["partition_dimensions"] = partition_dimensions
     strategy = stack.get_strategy()
     # Asked for here: in an eager run the creation itself happens on another thread.
     create = functools.partial(_create_once, _creators.get(), asked_devices(), strategy, options)
@@ -126,6 +131,8 @@ def build_variable(
     strategy: Any,
     mesh: ReplicaMesh | None = None,
     home: Device | None = None,
+    partition_dimensions: Layout | None = None,
+    partition_rules: PartitionRules = NO_RULES,
 ) -> Variable:
     """A variable on `mesh`, or one copy on `home`, or an undistributed one.
 
@@ -139,18 +146,22 @@ def build_variable(
         strategy: The strategy that owns the variable, or None.
         mesh: The devices of the copies.
         home: The device of a single copy.
+        partition_dimensions: As given.
+        partition_rules: What holds where it was not.
     """
     name = "Variable" if name is None else name
     on_read = synchronization is VariableSynchronization.ON_READ
     value = _initial_value(initial_value, dtype, name)
     _check_properties(name, value.dtype, synchronization, aggregation, strategy)
+    shape = tuple(value.shape)
     storage = Storage(
         name,
-        tuple(value.shape),
+        shape,
         np.dtype(value.dtype),
         mesh=mesh,
         home=home,
         per_replica=on_read and mesh is not None,
+        spec=partition_of(partition_dimensions, partition_rules, name, shape, mesh=mesh, home=home),
     )
     kind = PlainVariable if home is None else CentralVariable
     if mesh is not None:

@@ -35,14 +35,14 @@ class MirroredVariable(DistributedVariable):
     __slots__ = ()
 
     def _read_traced(self, frame: Frame) -> Any:
-        return frame.read(self._storage)
+        return self._storage.laid_out(frame.read(self._storage))
 
     def read_copy(self, index: int) -> Any:
         """One copy in a trace: all are equal there."""
         del index
         frame = current_frame()
         assert frame is not None
-        return frame.read(self._storage)
+        return self._read_traced(frame)
 
     def _read_concrete(self) -> jax.Array:
         copy_id = self._copy_id()

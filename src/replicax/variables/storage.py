@@ -1,7 +1,8 @@
 """The buffers of one variable, owned by nobody else.
 
 `array` is one JAX array: replicated over the mesh (mirrored), with a leading
-replica dim (one value per replica), or on one device (undistributed). A compiled
+replica dim (one value per replica), or on one device (undistributed); in the first
+two cases it may be cut over the logical devices of each replica. A compiled
 step takes it by donation and puts the new one back. `handed_out` says that
 somebody else can see the buffer, so that the next step must not donate it.
 """
@@ -13,13 +14,16 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
 
-from replicax.backend import compat, placement
+from replicax.backend import compat, partition, placement
 from replicax.backend.mesh import ReplicaMesh
 from replicax.backend.runahead import RUN_AHEAD
 from replicax.core.errors import LostVariableError
 from replicax.core.typing import Device
 from replicax.execution import epoch
+from replicax.execution.frame import current_frame
 
 
 class Storage:
@@ -32,6 +36,8 @@ class Storage:
         mesh: The devices that hold it; None if there is a single copy.
         home: The device of a single copy; None if it may be anywhere.
         per_replica: Whether every replica has a value of its own.
+        spec: How a copy is cut over the logical devices of its replica; None if it is whole on
+            each of them.
         array: The buffers; None until there is an initial value.
         handed_out: Whether somebody outside holds the buffer.
         lost: Whether a failed execution took the buffer.
@@ -48,6 +54,7 @@ class Storage:
         "name",
         "per_replica",
         "shape",
+        "spec",
     )
 
     array: jax.Array | None
@@ -61,6 +68,7 @@ class Storage:
         mesh: ReplicaMesh | None = None,
         home: Device | None = None,
         per_replica: bool = False,
+        spec: PartitionSpec | None = None,
     ) -> None:
         """Storage without a value."""
         self.name = name
@@ -69,6 +77,7 @@ class Storage:
         self.mesh = mesh
         self.home = home
         self.per_replica = per_replica
+        self.spec = spec
         self.array = None
         self.handed_out = False
         self.lost = False
@@ -85,7 +94,19 @@ class Storage:
         """The layout that `array` must keep."""
         if self.mesh is None:
             return None
+        if self.spec is not None:
+            return partition.sharding_of(self.spec, self.mesh, per_replica=self.per_replica)
         return self.mesh.per_replica if self.per_replica else self.mesh.replicated
+
+    def laid_out(self, value: Any) -> Any:
+        """`value`, read in a trace, in the pieces that the variable is cut into.
+
+        Its gradient gets the same layout.
+        """
+        frame = current_frame()
+        if self.spec is None or frame is None:
+            return value
+        return lax.with_sharding_constraint(value, self.spec if frame.in_replica else self.sharding)
 
     def live_array(self) -> jax.Array:
         """`array`, checked.
@@ -117,6 +138,8 @@ class Storage:
 
     def components(self) -> list[jax.Array]:
         """One uncommitted array per copy of this worker; the caller may keep them."""
+        if self.spec is not None and self.mesh is not None:
+            return [self.component(i) for i in range(len(self.mesh.local_replicas))]
         parts = placement.parts_of(self.hand_out(), self.mesh)
         if self.per_replica:
             return [compat.uncommitted(part).reshape(self.shape) for part in parts]
@@ -124,6 +147,9 @@ class Storage:
 
     def component(self, index: int) -> jax.Array:
         """The uncommitted array of one copy of this worker; the caller may keep it."""
+        if self.spec is not None and self.mesh is not None:
+            with RUN_AHEAD.lock:  # a step must not take the pieces while they are copied
+                return partition.gathered(self.live_array(), index, self.shape, self.mesh)
         part = compat.uncommitted(placement.parts_of(self.hand_out(), self.mesh)[index])
         return part.reshape(self.shape) if self.per_replica else part
 
@@ -159,7 +185,7 @@ class Storage:
             self.set(compat.uncommitted(placement.own_copy(value, self.home)))
         elif self.mesh is None:
             self.set(_own_undistributed(value))
-        elif self.per_replica:
+        elif self.per_replica or self.spec is not None:
             self.set_components([value] * len(self.mesh.local_replicas))
         else:
             self.set(placement.replicate(value, self.mesh))
@@ -169,6 +195,11 @@ class Storage:
         if self.mesh is None:
             (value,) = values
             self.set_value(value)
+            return
+        if self.spec is not None:
+            sharding = partition.sharding_of(self.spec, self.mesh, per_replica=self.per_replica)
+            shape = self.global_shape
+            self.set(partition.in_pieces(list(values), shape, self.mesh, sharding))
             return
         copies = [
             placement.own_copy(value, device)

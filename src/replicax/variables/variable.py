@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.backend import compat, workers
+from replicax.backend import compat, partition, workers
 from replicax.context import stack
 from replicax.core import notices
 from replicax.core.enums import VariableAggregation, VariableSynchronization
@@ -72,6 +72,9 @@ class Variable(ArrayOperators, NestLeaf, metaclass=_CreateByContext):
         dtype: The dtype; that of the initial value if None.
         synchronization: When copies are brought together.
         aggregation: How updates (or copies, on read) are combined.
+        partition_dimensions: Into how many pieces each dim is cut, over the logical devices
+            of each replica; or a ``jax.sharding.PartitionSpec`` over the axes ``logical_0``,
+            ``logical_1`` and so on. If None, what the rules of the strategy say.
 
     Example:
         >>> import replicax as rx
@@ -159,10 +162,30 @@ class Variable(ArrayOperators, NestLeaf, metaclass=_CreateByContext):
         """The strategy that created it, or None."""
         return self._strategy
 
+    @property
+    def partition_dimensions(self) -> tuple[int, ...]:
+        """Into how many pieces each dim is cut, over the logical devices of each replica.
+
+        Example:
+            >>> import replicax as rx
+            >>> with rx.MirroredStrategy(logical_devices=4).scope():
+            ...     w = rx.Variable([[1.0], [2.0], [3.0], [4.0]], partition_dimensions=[4, 1])
+            >>> w.partition_dimensions, w.numpy().shape
+            ((4, 1), (4, 1))
+        """
+        storage = self._storage
+        if storage.spec is None or storage.mesh is None:
+            return (1,) * len(storage.shape)
+        return partition.pieces_of(storage.spec, len(storage.shape), storage.mesh)
+
     def devices(self) -> set[Device]:
-        """The devices of this worker that hold a copy."""
-        mesh = self._storage.mesh
-        return self._storage.live_array().devices() if mesh is None else set(mesh.local_devices)
+        """The devices of this worker that hold a copy, or a piece of one."""
+        storage = self._storage
+        if storage.mesh is None:
+            return storage.live_array().devices()
+        if storage.spec is not None:
+            return {device for row in storage.mesh.local_logical_devices for device in row}
+        return set(storage.mesh.local_devices)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -175,7 +198,7 @@ class Variable(ArrayOperators, NestLeaf, metaclass=_CreateByContext):
         """The current value; a snapshot that later assignments do not change."""
         override = override_of(self)
         if override is not None:
-            return override
+            return self._storage.laid_out(override)
         self._check_strategy()
         frame = current_frame()
         if frame is not None:
