@@ -137,7 +137,7 @@ def _sum_over_replicas(array: jax.Array, reduction: Reduction) -> jax.Array:
         gathered = lax.all_gather(array, REPLICA_AXIS)
         return functools.reduce(jnp.add, [gathered[i] for i in range(gathered.shape[0])])
     if reduction.on_replica is None:
-        return lax.psum(array, REPLICA_AXIS)
+        return _psum(array)
     gathered = lax.all_gather(array, REPLICA_AXIS)
     add = reduction.accumulate or functools.partial(functools.reduce, jnp.add)
     here = lax.axis_index(REPLICA_AXIS) == reduction.on_replica
@@ -147,6 +147,11 @@ def _sum_over_replicas(array: jax.Array, reduction: Reduction) -> jax.Array:
         lambda: jnp.zeros_like(array),
     )
     return lax.psum(total, REPLICA_AXIS)
+
+
+def _psum(array: jax.Array) -> jax.Array:
+    """The sum over the replicas. XLA cannot add up pieces over an axis of a single replica."""
+    return array if lax.axis_size(REPLICA_AXIS) == 1 else lax.psum(array, REPLICA_AXIS)
 
 
 def from_first_replica(array: jax.Array) -> jax.Array:
@@ -161,7 +166,7 @@ def from_first_replica(array: jax.Array) -> jax.Array:
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         data = from_first_replica(jax.random.key_data(array))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
-    return lax.psum(jnp.where(first, array, jnp.zeros_like(array)), REPLICA_AXIS)
+    return _psum(jnp.where(first, array, jnp.zeros_like(array)))
 
 
 def per_replica_map(

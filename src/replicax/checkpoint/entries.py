@@ -89,13 +89,20 @@ class VariableEntry:
         variable, storage = self.variable, self.variable._storage
         record = {"kind": self.kind, "shape": list(variable.shape), "dtype": self._dtype}
         if self._has_value:
-            value = variable.read_value() if storage.per_replica else storage.hand_out()
+            value = variable.read_value() if storage.per_replica else self._one_copy()
             arrays[VALUES][key] = value if self._is_spread(value) else np.asarray(value)
         if self._is_independent and (self._num_copies > 1 or not self._has_value):
             copies = self._copies()
             arrays[COPIES][key] = copies if self._is_spread(copies) else np.asarray(copies)
             record["copies"] = self._num_copies
         return record | {"has_value": self._has_value}
+
+    def _one_copy(self) -> Any:
+        """The value that all copies have, wherever its pieces are."""
+        storage = self.variable._storage
+        if storage.spec is not None and workers.current() is not None:
+            return storage.component(0)  # the first worker writes what it can see itself
+        return storage.hand_out()
 
     def _copies(self) -> Any:
         """The copies of all replicas; every worker must ask."""
@@ -153,9 +160,9 @@ class VariableEntry:
         if workers.current() is not None:
             mesh = None  # each worker reads for itself, and knows its own devices only
         if self._takes_copies(record) or not record["has_value"]:
-            sharding = None if mesh is None else mesh.per_replica
+            sharding = None if mesh is None else storage.sharding
             return [Source(COPIES, key, (record["copies"], *shape), dtype, sharding)]
-        sharding = None if mesh is None or storage.per_replica else mesh.replicated
+        sharding = None if mesh is None or storage.per_replica else storage.sharding
         return [Source(VALUES, key, shape, dtype, sharding)]
 
     def restore(self, key: str, record: Record, arrays: Arrays) -> None:

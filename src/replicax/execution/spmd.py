@@ -250,6 +250,7 @@ def _trace_variant(
 ) -> _Trace:
     frame = Frame(in_replica=True)
     frame.exchange = variant.exchange
+    frame.is_partitionable = max(variant.kind_of_replica) == 0
     frames.append(frame)
     counts: list[Any] = []
 
@@ -353,6 +354,8 @@ def _emit(
     shapes = _shapes_by_replica(traces, kind_of_replica)
 
     def replica(values: list[Any], operands: list[Any]) -> tuple[list[Any], ...]:
+        if len(traces) > 1:
+            values, operands = _whole(values, mesh), _whole(operands, mesh)
         local = {
             key: value[0] if key.per_replica else value
             for key, value in zip(keys, values, strict=True)
@@ -363,6 +366,8 @@ def _emit(
             for trace in traces
         ]
         outs = _run_variants(traces, inputs, kind_of_replica)
+        if len(traces) > 1:
+            outs = _whole(outs, mesh)
         num_written = len(first.written)
         shared, own = [], []
         for key, value in zip(first.written, outs[:num_written], strict=True):
@@ -388,6 +393,17 @@ def _emit(
     for key in first.written:
         state.write(key, next(own) if key.per_replica else next(shared))
     return Emitted(uniform, varying, shapes)
+
+
+def _whole(values: Sequence[Any], mesh: ReplicaMesh) -> list[Any]:
+    """`values`, whole on every logical device of their replica.
+
+    Replicas of different kinds take different branches, and collectives that XLA might put there,
+    because of what is cut into pieces outside, would wait for replicas that do not come.
+    """
+    if mesh.num_logical_devices == 1:
+        return list(values)
+    return [lax.with_sharding_constraint(value, REPLICATED) for value in values]
 
 
 def _run_variants(

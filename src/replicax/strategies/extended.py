@@ -9,6 +9,7 @@ lists what to override.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ from replicax.values.regroup import select
 from replicax.values.traced import TracedMirrored
 from replicax.variables.colocation import colocated_on
 from replicax.variables.distributed import DistributedVariable
+from replicax.variables.partitioning import is_partitioned
 from replicax.variables.update import UpdateSession
 from replicax.variables.variable import Variable
 
@@ -125,13 +127,29 @@ class StrategyExtended(Replication, ExtendedInput):
         stack.require_outside_run(self._container_strategy, "extended.batch_reduce_to")
         op = ReduceOp.parse(reduce_op)
         pairs = list(value_destination_pairs)
-        reduced = reduce_leaves(
-            op, [value for value, _ in pairs], self.mesh, self._hinted(options, experimental_hints)
-        )
+        reduction = self._hinted(options, experimental_hints)
+        reduced: list[Any] = [None] * len(pairs)
+        for chosen, how in self._travelling_together(pairs, reduction):
+            values = reduce_leaves(op, [pairs[i][0] for i in chosen], self.mesh, how)
+            for index, value in zip(chosen, values, strict=True):
+                reduced[index] = value
         return [
             self._placed(value, destinations)
             for value, (_, destinations) in zip(reduced, pairs, strict=True)
         ]
+
+    def _travelling_together(
+        self, pairs: Sequence[tuple[Any, Any]], reduction: Reduction
+    ) -> list[tuple[list[int], Reduction]]:
+        """Which of the pairs are reduced at once, and how.
+
+        What is for a variable in pieces is in pieces too, and to pack it would gather these.
+        """
+        whole, cut = [], []
+        for index, (_, destination) in enumerate(pairs):
+            (cut if is_partitioned(destination) else whole).append(index)
+        unpacked = dataclasses.replace(reduction, num_packs=0, bytes_per_pack=0)
+        return [(chosen, how) for chosen, how in ((whole, reduction), (cut, unpacked)) if chosen]
 
     def _hinted(self, options: Any, experimental_hints: Any) -> Reduction:
         hints = experimental_hints if options is None else options

@@ -141,6 +141,11 @@ def _require_whole(asked: Layout, what: str, home: Device | None) -> None:
         )
 
 
+def is_partitioned(value: Any) -> bool:
+    """Whether `value` is a variable in pieces."""
+    return isinstance(value, Variable) and value._storage.spec is not None
+
+
 def layout_like(primary: Variable | None, shape: tuple[int, ...], strategy: Any) -> dict[str, Any]:
     """The argument of ``Variable(...)`` for state of an optimizer, which no rule is for.
 

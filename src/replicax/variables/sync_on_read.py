@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from replicax.backend import collectives
+from replicax.backend import collectives, placement
 from replicax.backend.mesh import ReplicaMesh
 from replicax.context import stack
 from replicax.core.enums import ReduceOp, VariableAggregation
@@ -40,9 +40,9 @@ class SyncOnReadVariable(DistributedVariable):
     # -- reading -----------------------------------------------------------------------------
 
     def _read_traced(self, frame: Frame) -> Any:
+        local = self._storage.laid_out(frame.read(self._storage))
         if not frame.in_replica:
-            return self._aggregated_storage(frame.read(self._storage))
-        local = frame.read(self._storage)
+            return self._aggregated_storage(local)
         entry = stack.top()
         if entry is not None and entry.mode is stack.Mode.MERGE:
             return self._aggregated(self._traced_copies(local), local)
@@ -59,7 +59,7 @@ class SyncOnReadVariable(DistributedVariable):
     def _read_concrete(self) -> jax.Array:
         copy_id = self._copy_id()
         if copy_id is None:
-            return self._aggregated_storage(self._storage.live_array())
+            return self._aggregated_storage(self._whole_copies())
         entry = stack.top()
         if entry is not None and entry.update is not None:
             pending = entry.update.pending(self._storage, copy_id)
@@ -91,6 +91,14 @@ class SyncOnReadVariable(DistributedVariable):
         mesh = self._storage.mesh
         assert mesh is not None
         return mesh
+
+    def _whole_copies(self) -> jax.Array:
+        """The copies with the replica dim in front, each whole on its logical devices."""
+        storage = self._storage
+        if storage.spec is None:
+            return storage.live_array()
+        copies = [copy.reshape((1, *storage.shape)) for copy in storage.components()]
+        return placement.assemble(copies, self._mesh)
 
     def _aggregated_storage(self, array: Any) -> Any:
         """The aggregate of all copies, given the array with the replica dim in front."""
