@@ -97,8 +97,6 @@ class Frame:
         exchange: Gives the values of all variants of this trace; there is usually one.
         meshes: The meshes used by the program, for the caller.
         compiler_options: Options for the program, for the caller.
-        is_partitionable: Whether values may be cut into pieces within a replica: not where
-            replicas take different branches, whose collectives would wait for each other.
     """
 
     def __init__(self, *, in_replica: bool) -> None:
@@ -110,7 +108,6 @@ class Frame:
         self.exchange: Callable[[Any], list[Any]] = lambda value: [value]
         self.meshes: list[Any] = []
         self.compiler_options: dict[str, Any] = {}
-        self.is_partitionable = True
         self._base: Any = None
 
     @contextlib.contextmanager

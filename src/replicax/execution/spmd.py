@@ -29,7 +29,8 @@ from replicax.execution.eager import ReplicaThreads
 from replicax.execution.frame import Frame, StateKey, fill_holes
 from replicax.execution.lockstep import run_in_lockstep
 from replicax.execution.numbering import differing_outputs
-from replicax.execution.varying import analyse, refuse_repeated_writes
+from replicax.execution.varying import analyse, divergent_branch, refuse_repeated_writes
+from replicax.execution.whole import asks_for_pieces, kept_whole, without_pieces
 
 Shape = tuple[int, ...]
 
@@ -217,7 +218,33 @@ def _trace_kinds(
         _check_writes(traces)
     else:
         refuse_repeated_writes(traces[0].jaxpr)
-    return _emit(traces, kind_of_replica, mesh, state)
+    is_whole = mesh.num_logical_devices > 1 and _diverges(traces, mesh)
+    if is_whole:
+        for trace in traces:
+            trace.jaxpr = without_pieces(trace.jaxpr)
+    return _emit(traces, kind_of_replica, mesh, state, is_whole)
+
+
+def _diverges(traces: Sequence[_Trace], mesh: ReplicaMesh) -> bool:
+    """Whether replicas take different branches, in which XLA must not exchange pieces."""
+    if mesh.num_replicas == 1 or len(traces) > 1:
+        return len(traces) > 1
+    branch = divergent_branch(traces[0].jaxpr, traces[0].varying_in, axis=REPLICA_AXIS)
+    if branch is None:
+        return False
+    if asks_for_pieces(traces[0].jaxpr):
+        _tell_of_branch(branch)
+    return True
+
+
+def _tell_of_branch(branch: Any) -> None:
+    line = compat.user_line(branch)
+    notices.notify_once(
+        ("divergent branch", line),
+        f"replicas take different branches of the {branch.primitive.name} at {line}, so every "
+        f"logical device computes the whole replica function instead of its piece. Compute both "
+        "branches and choose with jnp.where to have it partitioned.",
+    )
 
 
 def _trace_together(
@@ -250,7 +277,6 @@ def _trace_variant(
 ) -> _Trace:
     frame = Frame(in_replica=True)
     frame.exchange = variant.exchange
-    frame.is_partitionable = max(variant.kind_of_replica) == 0
     frames.append(frame)
     counts: list[Any] = []
 
@@ -346,6 +372,7 @@ def _emit(
     kind_of_replica: tuple[int, ...],
     mesh: ReplicaMesh,
     state: State,
+    is_whole: bool,
 ) -> Emitted:
     first = traces[0]
     keys = list(dict.fromkeys(key for trace in traces for key in trace.frame.entered))
@@ -354,8 +381,8 @@ def _emit(
     shapes = _shapes_by_replica(traces, kind_of_replica)
 
     def replica(values: list[Any], operands: list[Any]) -> tuple[list[Any], ...]:
-        if len(traces) > 1:
-            values, operands = _whole(values, mesh), _whole(operands, mesh)
+        if is_whole:
+            values, operands = kept_whole(values), kept_whole(operands)
         local = {
             key: value[0] if key.per_replica else value
             for key, value in zip(keys, values, strict=True)
@@ -366,8 +393,7 @@ def _emit(
             for trace in traces
         ]
         outs = _run_variants(traces, inputs, kind_of_replica)
-        if len(traces) > 1:
-            outs = _whole(outs, mesh)
+        outs = kept_whole(outs) if is_whole else outs
         num_written = len(first.written)
         shared, own = [], []
         for key, value in zip(first.written, outs[:num_written], strict=True):
@@ -393,17 +419,6 @@ def _emit(
     for key in first.written:
         state.write(key, next(own) if key.per_replica else next(shared))
     return Emitted(uniform, varying, shapes)
-
-
-def _whole(values: Sequence[Any], mesh: ReplicaMesh) -> list[Any]:
-    """`values`, whole on every logical device of their replica.
-
-    Replicas of different kinds take different branches, and collectives that XLA might put there,
-    because of what is cut into pieces outside, would wait for replicas that do not come.
-    """
-    if mesh.num_logical_devices == 1:
-        return list(values)
-    return [lax.with_sharding_constraint(value, REPLICATED) for value in values]
 
 
 def _run_variants(

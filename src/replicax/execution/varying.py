@@ -86,6 +86,20 @@ def analyse(jaxpr: Any, varying_in: Sequence[bool], *, axis: str) -> list[bool]:
         DivergentCollectiveError: A collective over ``axis`` is under a varying predicate.
         RematWriteError: ``jax.checkpoint`` contains a write to a Ref made outside of it.
     """
+    return _analysed(jaxpr, varying_in, _Pass(axis))
+
+
+def divergent_branch(jaxpr: Any, varying_in: Sequence[bool], *, axis: str) -> Any:
+    """The first cond, switch or while that replicas may run differently, or None.
+
+    Takes and raises what `analyse` does.
+    """
+    found = _Pass(axis)
+    _analysed(jaxpr, varying_in, found)
+    return found.divergent
+
+
+def _analysed(jaxpr: Any, varying_in: Sequence[bool], analysis: _Pass) -> list[bool]:
     jaxpr = compat.open_jaxpr(jaxpr)
     if len(varying_in) != len(jaxpr.invars):
         raise ValueError(
@@ -96,7 +110,7 @@ def analyse(jaxpr: Any, varying_in: Sequence[bool], *, axis: str) -> list[bool]:
         _Cell(bool(varies)) if compat.is_ref(var) else bool(varies)
         for var, varies in zip(jaxpr.invars, varying_in, strict=True)
     ]
-    return [_varies(value) for value in _Pass(axis).run(jaxpr, values, branch=None)]
+    return [_varies(value) for value in analysis.run(jaxpr, values, branch=None)]
 
 
 def named_axes(eqn: Any) -> tuple[Any, ...]:
@@ -145,9 +159,14 @@ class _Outcome:
 
 
 class _Pass:
-    """One analysis. Bodies met again with the same inputs are answered from memory."""
+    """One analysis. Bodies met again with the same inputs are answered from memory.
+
+    Attributes:
+        divergent: The first equation found whose predicate varies, or None.
+    """
 
     def __init__(self, axis: str) -> None:
+        self.divergent: Any = None
         self._axis = axis
         self._outcomes: dict[tuple[Any, ...], _Outcome] = {}
         self._specials: dict[int, Any] = {}
@@ -263,6 +282,7 @@ class _Pass:
 
     def _run_cond(self, eqn: Any, values: list[_Value], branch: Any) -> Sequence[_Value]:
         predicate, operands = _varies(values[0]), values[1:]
+        self._note(eqn, predicate)
         cells = _cells(operands)
         before = [(cell.varies, cell.num_writes) for cell in cells]
         after = [False] * len(cells)
@@ -277,6 +297,10 @@ class _Pass:
         for cell, varies, (_, num_writes) in zip(cells, after, before, strict=True):
             cell.varies = varies or (predicate and cell.num_writes != num_writes)
         return outs
+
+    def _note(self, eqn: Any, varies: bool) -> None:
+        if varies and self.divergent is None:
+            self.divergent = eqn
 
     def _run_scan(self, eqn: Any, values: list[_Value], branch: Any) -> Sequence[_Value]:
         num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
@@ -308,6 +332,7 @@ class _Pass:
             before = [(cell.varies, cell.num_writes) for cell in cells]
             (predicate,) = self.run(condition, [*cond_consts, *carry], branch=branch)
             inner = eqn if predicate else branch
+            self._note(eqn, predicate)
             if predicate:  # now that it is known to vary: a collective in it would hang too
                 self.run(condition, [*cond_consts, *carry], branch=inner)
             middle = [cell.varies for cell in cells]

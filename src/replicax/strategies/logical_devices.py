@@ -100,7 +100,7 @@ def _split(leaf: Any, pieces: list[int], mesh: ReplicaMesh) -> Any:
 
 def _constrained(leaf: Any, spec: PartitionSpec, mesh: ReplicaMesh) -> Any:
     frame = current_frame()
-    is_replica = frame is not None and frame.in_replica and frame.is_partitionable
+    is_replica = frame is not None and frame.in_replica
     if mesh.num_logical_devices == 1 or not is_replica or not isinstance(leaf, Tracer):
         return leaf
     return lax.with_sharding_constraint(leaf, spec)

@@ -104,7 +104,7 @@ class Storage:
         Its gradient gets the same layout.
         """
         frame = current_frame()
-        if self.spec is None or frame is None or not frame.is_partitionable:
+        if self.spec is None or frame is None:
             return value
         return lax.with_sharding_constraint(value, self.spec if frame.in_replica else self.sharding)
 

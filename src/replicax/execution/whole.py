@@ -1,0 +1,60 @@
+"""Keeps values whole on every logical device, where replicas take different branches.
+
+Within a replica XLA puts collectives wherever pieces of a value must be exchanged. In a branch that
+only some replicas take, such a collective waits for the others for ever, although it concerns one
+replica only. So a function with such a branch is not cut into pieces at all: what goes in and comes
+out is whole, and so is everything between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core as jex
+from jax import lax
+from jax.sharding import NamedSharding
+
+from replicax.backend import compat
+from replicax.backend.mesh import REPLICATED
+
+_CONSTRAINT = "sharding_constraint"
+
+
+def kept_whole(values: Sequence[Any]) -> list[Any]:
+    """`values` of a replica, whole on every logical device, in a trace."""
+    return [lax.with_sharding_constraint(value, REPLICATED) for value in values]
+
+
+def asks_for_pieces(jaxpr: Any) -> bool:
+    """Whether `jaxpr` asks for a value in pieces anywhere."""
+    return any(
+        any(eqn.params["sharding"].spec)
+        if eqn.primitive.name == _CONSTRAINT
+        else any(map(asks_for_pieces, compat.sub_jaxprs(eqn.params)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def without_pieces(jaxpr: Any) -> Any:
+    """`jaxpr` with every layout that it asks for replaced by the whole value."""
+    return jaxpr.replace(eqns=[_equation(eqn) for eqn in jaxpr.eqns])
+
+
+def _equation(eqn: Any) -> Any:
+    if eqn.primitive.name == _CONSTRAINT:
+        sharding = NamedSharding(eqn.params["sharding"].mesh, REPLICATED)
+        own = {"sharding": sharding, "unconstrained_dims": frozenset()}
+        return eqn.replace(params=eqn.params | own)
+    params = {name: _parameter(value) for name, value in eqn.params.items()}
+    return eqn.replace(params=params)
+
+
+def _parameter(value: Any) -> Any:
+    if isinstance(value, jex.ClosedJaxpr):
+        return value.replace(jaxpr=without_pieces(value.jaxpr))
+    if isinstance(value, jex.Jaxpr):
+        return without_pieces(value)
+    if type(value) in (tuple, list):
+        return type(value)(_parameter(item) for item in value)
+    return value
