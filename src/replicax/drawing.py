@@ -151,6 +151,7 @@ def visualize_value(value: Any) -> Drawing:
     Example:
         >>> import numpy as np
         >>> import replicax as rx
+        >>> from jax.sharding import PartitionSpec
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> rx.visualize_value(strategy.distribute_batch(np.arange(6.0)))
         PerReplica float32 on 2 replicas
@@ -161,11 +162,21 @@ def visualize_value(value: Any) -> Drawing:
         >>> rx.visualize_value(w)
         MirroredVariable 'w' float32[1, 2]
           [0:1, 0:2] on CPU:0, CPU:1
+        >>> with rx.MirroredStrategy(logical_devices=4).scope():
+        ...     w = rx.Variable([[1.0, 2.0]], name="w", partition_dimensions=PartitionSpec(
+        ...         None, "logical_0"))
+        >>> rx.visualize_value(w)
+        MirroredVariable 'w' float32[1, 2] in 1 x 2 pieces
+          [0:1, 0:1] on CPU:0, CPU:1, CPU:4, CPU:5
+          [0:1, 1:2] on CPU:2, CPU:3, CPU:6, CPU:7
     """
     if isinstance(value, Variable):
         array = value._storage.live_array()
         shape = ", ".join(map(str, value.shape))
-        return _of_array(f"{type(value).__name__} {value.name!r} {value.dtype}[{shape}]", array)
+        title = f"{type(value).__name__} {value.name!r} {value.dtype}[{shape}]"
+        if any(piece > 1 for piece in value.partition_dimensions):
+            title += f" in {' x '.join(map(str, value.partition_dimensions))} pieces"
+        return _of_array(title, array)
     if isinstance(value, PerReplica):
         return _of_components(value)
     array = value.array() if isinstance(value, Mirrored) else value

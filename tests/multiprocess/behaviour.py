@@ -11,6 +11,8 @@ import numpy as np
 
 import replicax as rx
 from replicax.backend import workers
+from replicax.backend.device_assignment import DeviceAssignment
+from replicax.backend.topology import initialize_tpu_system
 
 
 def error_of(call):
@@ -66,6 +68,16 @@ def another_value_assigned(strategy, rank):
         v = rx.Variable(1.0, name="w")
     error = error_of(lambda: v.assign(float(rank)))
     return [error, float(v.numpy())]
+
+
+def tpus_of_both_workers(strategy, rank):
+    assignment = DeviceAssignment.build(initialize_tpu_system(), [1, 1, 1, 1], num_replicas=2)
+    resolver = rx.cluster_resolver.SimpleClusterResolver(rx.cluster_resolver.ClusterSpec({}))
+    return error_of(lambda: rx.TPUStrategy(resolver, assignment))
+
+
+def a_description_names_the_workers(strategy, rank):
+    return strategy.describe().splitlines()
 
 
 def another_program(strategy, rank):
@@ -157,6 +169,8 @@ CHECKS = (
     an_error_on_one_worker,
     other_calls_on_one_worker,
     another_order,
+    tpus_of_both_workers,
+    a_description_names_the_workers,
     local_results_in_a_function,
     numbers_that_differ_are_per_replica,
     a_variable_read_on_the_chief_only,

@@ -34,6 +34,10 @@ ERRORS = {
         )
     ]
     * 2,
+    "tpus_of_both_workers": [
+        ("ValueError", r"replica 1 on /task:1/device:CPU:0, .*this is process 0 of 2, and TPUStrat"),
+        ("ValueError", r"replica 0 on /task:0/device:CPU:0, .*Use MultiWorkerMirroredStrategy"),
+    ],
     "local_results_in_a_function": [("TraceError", r"on several workers.*strategy\.reduce")] * 2,
 }
 
@@ -69,6 +73,14 @@ def test_what_differs_is_named_on_both_workers(found, name):
         assert re.search(text, own[name][1], re.DOTALL), own[name][1]
         if kind == "WorkersDifferError":
             assert re.search(BOTH, own[name][1], re.DOTALL), own[name][1]
+
+
+def test_a_description_says_which_worker_has_a_replica(found):
+    for own in found:
+        head, *rows = own["a_description_names_the_workers"][1:]
+        assert head.split() == ["replica", "device", "kind", "worker"]
+        for number, row in enumerate(rows):
+            assert re.search(rf"cpu   worker {number} \(127.0.0.1:\d+\)$", row), row
 
 
 def test_initial_values_are_those_of_worker_0(found):

@@ -6,7 +6,7 @@ All that one strategy does differently is in its `StrategyExtended`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicax.backend import devices
@@ -19,6 +19,9 @@ from replicax.strategies.extended import StrategyExtended
 from replicax.strategies.input_verbs import InputVerbs
 from replicax.strategies.logical_devices import LogicalDeviceVerbs
 from replicax.strategies.v1_spelling import V1Spelling
+from replicax.variables.partitioning import is_partitioned
+from replicax.variables.registry import live_variables
+from replicax.variables.variable import Variable
 
 
 class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
@@ -79,7 +82,9 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
         return getattr(self._extended, "cluster_resolver", None)
 
     def describe(self) -> str:
-        """A table of replicas and devices.
+        """A table of replicas and devices, and one of the variables that are cut into pieces.
+
+        Where there are several workers, it says which of them has each replica.
 
         Example:
             >>> import replicax as rx
@@ -99,14 +104,14 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
             names = [", ".join(map(devices.device_name, row)) for row in mesh.logical_devices]
             column = ["logical devices", *names]
             rows = [(*row, cell) for row, cell in zip(rows, column, strict=True)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+        if mesh.spans_workers:
+            column = ["worker", *(self._extended.worker_name(d) for d in mesh.devices)]
+            rows = [(*row, cell) for row, cell in zip(rows, column, strict=True)]
         title = f"{type(self).__name__}, {count} replica{'s' if count > 1 else ''}"
         title += f" of {spans} logical devices" if spans > 1 else ""
-        return "\n".join([title, *lines])
+        pieces = [_piece_row(v) for v in live_variables(self) if is_partitioned(v)]
+        head = ("partitioned variable", "shape", "pieces", "on each device")
+        return "\n".join([title, *_table(rows), *(_table([head, *pieces]) if pieces else ())])
 
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:
         """A context in which this strategy is the current one and creates the variables.
@@ -227,6 +232,21 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
         """
         stack.require_outside_run(self, "Strategy.distribute_batch")
         return self._extended.distribute_batch(batch)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The rows as lines, the cells of a column below one another."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _piece_row(variable: Variable) -> tuple[str, ...]:
+    pieces = variable.partition_dimensions
+    piece = tuple(size // number for size, number in zip(variable.shape, pieces, strict=True))
+    return variable.name, str(variable.shape), " x ".join(map(str, pieces)), str(piece)
 
 
 class _Scope(contextlib.AbstractContextManager[Strategy]):

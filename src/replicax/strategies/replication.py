@@ -26,6 +26,7 @@ from replicax.core.enums import ReduceOp
 from replicax.core.errors import ContextError, VariableError
 from replicax.core.options import RunOptions
 from replicax.core.protocols import CompiledCallable
+from replicax.core.typing import Device
 from replicax.core.value_context import ValueContext
 from replicax.execution import epoch
 from replicax.execution.eager import ReplicaThreads
@@ -137,6 +138,12 @@ class Replication:
     def parameter_devices(self) -> tuple[str, ...]:
         """The devices that hold variables."""
         return self.worker_devices
+
+    def worker_name(self, device: Device) -> str:
+        """What to call the worker that has `device`: its task and where it is."""
+        joined = workers.current()
+        rank = device.process_index
+        return f"worker {rank}" if joined is None else joined.names[rank]
 
     def create_variable(self, **options: Any) -> Variable:
         """Creates a variable for code in this strategy's scope, on the devices asked for."""

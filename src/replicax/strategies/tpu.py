@@ -61,10 +61,22 @@ def _rows_of(assignment: DeviceAssignment) -> tuple[tuple[Device, ...], ...]:
         task = topology.task_ordinal_at_coordinates(place)
         return found[task][topology.tpu_device_ordinal_at_coordinates(place)]
 
-    return tuple(
+    rows = tuple(
         tuple(device_at(replica, core) for core in range(assignment.num_cores_per_replica))
         for replica in range(assignment.num_replicas)
     )
+    here = jax.process_index()
+    for replica, row in enumerate(rows):
+        elsewhere = [device for device in row if device.process_index != here]
+        if elsewhere:
+            raise ValueError(
+                f"the device assignment puts replica {replica} on "
+                f"{devices.device_name(elsewhere[0])}, which is a device of process "
+                f"{elsewhere[0].process_index}; this is process {here} of {len(found)}, and "
+                "TPUStrategy runs in one process. Use MultiWorkerMirroredStrategy for replicas on "
+                "several, or assign devices of this process only."
+            )
+    return rows
 
 
 class TPUStrategy(Strategy):
@@ -75,6 +87,9 @@ class TPUStrategy(Strategy):
         experimental_device_assignment: Which devices each replica spans; one each if None.
         experimental_spmd_xla_partitioning: Accepted: replicas are always partitioned by XLA.
         partition_rules: As of ``MirroredStrategy``.
+
+    Raises:
+        ValueError: If the assignment is for other devices, or for those of other processes.
 
     Example:
         >>> import warnings
