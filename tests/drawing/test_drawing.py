@@ -88,3 +88,44 @@ def test_what_lives_nowhere_is_refused(value):
 def test_a_tracer_is_refused():
     with pytest.raises(TypeError, match="outside of compiled functions"):
         jax.jit(rx.visualize_value)(jnp.ones(2))
+
+
+def test_the_pieces_of_a_variable_are_drawn_with_their_devices():
+    strategy = rx.MirroredStrategy(logical_devices=4)
+    with strategy.scope():
+        w = rx.Variable(np.ones((4, 8), np.float32), name="w", partition_dimensions=[2, 2])
+        own = rx.Variable(
+            np.ones(4, np.float32),
+            name="own",
+            synchronization=rx.VariableSynchronization.ON_READ,
+            partition_dimensions=[4],
+        )
+    drawing = rx.visualize_value(w)
+    assert repr(drawing).splitlines() == [
+        "MirroredVariable 'w' float32[4, 8] in 2 x 2 pieces",
+        "  [0:2, 0:4] on CPU:0, CPU:4",
+        "  [0:2, 4:8] on CPU:1, CPU:5",
+        "  [2:4, 0:4] on CPU:2, CPU:6",
+        "  [2:4, 4:8] on CPU:3, CPU:7",
+    ]
+    assert len(ElementTree.fromstring(drawing.svg()).findall("{*}rect")) == 4
+    lines = repr(rx.visualize_value(own)).splitlines()
+    assert lines[0] == "SyncOnReadVariable 'own' float32[4] in 4 pieces"
+    assert lines[1:] == [f"  [{i // 4}:{i // 4 + 1}, {i % 4}:{i % 4 + 1}] on CPU:{i}"
+                         for i in range(8)]  # fmt: skip
+
+
+def test_a_description_lists_the_variables_in_pieces():
+    strategy = rx.MirroredStrategy(logical_devices=4, partition_rules={"kernel": [1, 4]})
+    with strategy.scope():
+        made = [
+            rx.Variable(np.ones((3, 8), np.float32), name="mlp/kernel"),
+            rx.Variable(np.ones(8, np.float32), name="mlp/bias"),
+        ]
+    assert strategy.describe().splitlines()[4:] == [
+        "partitioned variable  shape   pieces  on each device",
+        "mlp/kernel            (3, 8)  1 x 4   (3, 2)",
+    ]
+    assert len(strategy.describe().splitlines()[:4]) == 4
+    del made
+    assert "partitioned" not in strategy.describe()
