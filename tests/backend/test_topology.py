@@ -1,5 +1,7 @@
 """The grid of devices, and replicas that span several of them."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -91,6 +93,20 @@ def test_a_grid_that_cannot_be_is_refused(case):
         Topology(mesh_shape=shape, device_coordinates=coordinates)
 
 
+def test_tasks_with_different_numbers_of_devices_are_refused(devices_of_tasks):
+    with pytest.raises(ValueError, match=r"the tasks have \[2, 1\] devices; expected as many"):
+        Topology.of_devices(devices_of_tasks(0, 0, 1))
+
+
+@pytest.fixture
+def devices_of_tasks():
+    """Makes devices of other processes, which one process does not have."""
+    return lambda *tasks: [
+        types.SimpleNamespace(process_index=task, id=number, platform="cpu")
+        for number, task in enumerate(tasks)
+    ]
+
+
 def test_a_place_without_a_device_is_named_as_missing():
     sparse = Topology(mesh_shape=[1, 1, 1, 3], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 2]]])
     assert sparse.missing_devices.ravel().tolist() == [False, True, False]
@@ -172,6 +188,11 @@ def test_an_assignment_may_be_given_place_by_place(eight):
     assignment = DeviceAssignment(eight, [[[0, 1, 1, 1]], [[0, 0, 0, 0]]])
     assert assignment.tpu_ordinal(0, 0) == 7
     assert assignment.coordinates(1, 0) == (0, 0, 0, 0)
+
+
+def test_an_assignment_needs_a_topology():
+    with pytest.raises(ValueError, match="topology is 'all'; expected a Topology"):
+        DeviceAssignment("all", [[[0, 0, 0, 0]]])
 
 
 WRONG_ASSIGNMENTS = {

@@ -35,7 +35,10 @@ ERRORS = {
     ]
     * 2,
     "tpus_of_both_workers": [
-        ("ValueError", r"replica 1 on /task:1/device:CPU:0, .*this is process 0 of 2, and TPUStrat"),
+        (
+            "ValueError",
+            r"replica 1 on /task:1/device:CPU:0, .*this is process 0 of 2, and TPUStrat",
+        ),
         ("ValueError", r"replica 0 on /task:0/device:CPU:0, .*Use MultiWorkerMirroredStrategy"),
     ],
     "local_results_in_a_function": [("TraceError", r"on several workers.*strategy\.reduce")] * 2,

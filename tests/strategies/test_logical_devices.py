@@ -196,7 +196,10 @@ WRONG_SPLITS = {
     "rank": ([2, 1, 1], r"for 3 dims; the tensor has shape \(4, 6\).*each of its 2 dims"),
     "product": ([2, 2], r"product is 4; a replica has 2 logical devices"),
     "product of too few": ([1, 1], r"product is 1; a replica has 2 logical devices"),
-    "divisibility": ([1, 2], r"dim 1 of the tensor, which has shape \(4, 5\), is 5, .*divided by 2"),
+    "divisibility": (
+        [1, 2],
+        r"dim 1 of the tensor, which has shape \(4, 5\), is 5, .*divided by 2",
+    ),
     "no ints": ([1.0, 2.0], "expected ints of at least 1"),
     "zero": ([0, 2], "expected ints of at least 1"),
 }
@@ -327,6 +330,29 @@ def test_the_documented_assignment_on_4_replicas_of_2():
     assert strategy.extended.worker_devices == ("CPU:0", "CPU:2", "CPU:4", "CPU:6")
     with tf.device(strategy.extended.worker_devices[1]):
         assert tf.zeros(2).devices() == {jax.devices()[2]}
+
+
+def test_the_documented_values_placed_on_devices():
+    notices.forget(("no TPU", ""))
+    with pytest.warns(rx.ReplicaxWarning, match="There is no TPU on this machine"):
+        alone = tf.distribute.TPUStrategy()
+    for strategy in (alone, tpu_strategy([1, 1, 1, 2], 4)):
+        worker_devices = strategy.extended.worker_devices
+        multiple_values = []
+        for i in range(strategy.num_replicas_in_sync):
+            with tf.device(worker_devices[i]):
+                multiple_values.append(tf.constant(1.0))
+
+        def value_fn(ctx, values=tuple(multiple_values)):
+            return values[ctx.replica_id_in_sync_group]
+
+        distributed_values = strategy.experimental_distribute_values_from_function(value_fn)
+        results = strategy.experimental_local_results(distributed_values)
+        assert all(one is other for one, other in zip(results, multiple_values, strict=True))
+        devices = [device for value in results for device in value.devices()]
+        assert devices == list(strategy.extended.mesh.devices)
+        total = strategy.reduce("SUM", distributed_values, axis=None)
+        assert float(total) == strategy.num_replicas_in_sync
 
 
 def test_an_assignment_of_another_machine_is_refused():

@@ -236,7 +236,9 @@ def test_values_of_every_kind_can_be_assigned(fours, value):
 def test_batches_of_other_sizes_on_some_replicas_train_pieces_too():
     strategy = rx.MirroredStrategy(logical_devices=2)
     for size in (7, 5, 2):
-        values = [run_step(strategy, p, of_gradient, "function", BATCH[:size]) for p in (None, [2, 1])]
+        values = [
+            run_step(strategy, p, of_gradient, "function", BATCH[:size]) for p in (None, [2, 1])
+        ]
         np.testing.assert_allclose(values[1][2], values[0][2], rtol=1e-5, atol=1e-5)
 
 

@@ -54,7 +54,7 @@ MISPRINTS = (
         "strategy_examples.values_placed_on_devices",
         "tf.distribute.TPUStrategy()",
         "tf.distribute.MirroredStrategy()",
-        "the example is about placing values; TPUStrategy has its own examples",
+        "TPUStrategy takes no list of devices; tests/strategies/test_logical_devices.py has it so",
     ),
     Misprint(
         "extended_examples.variables_created_in_scope_are_owned",

@@ -8,7 +8,7 @@ Both become a `PartitionSpec` here, checked against the shape of what is cut. Wh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -29,8 +29,8 @@ def checked_pieces(partition_dimensions: Any, mesh: ReplicaMesh) -> list[int]:
     Raises:
         ValueError: If they are no positive ints, or their product is another number.
     """
-    is_sequence = isinstance(partition_dimensions, Sequence | np.ndarray)
-    pieces = list(partition_dimensions) if is_sequence else [None]
+    is_list = isinstance(partition_dimensions, Iterable)
+    pieces: list[Any] = list(partition_dimensions) if is_list else [None]
     if any(isinstance(p, bool) or not isinstance(p, int) or p < 1 for p in pieces):
         raise ValueError(
             f"partition_dimensions is {partition_dimensions!r}; expected ints of at least 1."
@@ -164,16 +164,15 @@ def in_pieces(
         for device in row
     }
     piece = sharding.shard_shape(shape)
-    parts = [
-        placement.own_copy(hosts[device][_within_replica(index, hosts[device])].reshape(piece), device)
-        for device, index in sharding.addressable_devices_indices_map(shape).items()
-    ]
+    parts = []
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        assert index is not None
+        own = hosts[device][_within_replica(index, hosts[device])]
+        parts.append(placement.own_copy(own.reshape(piece), device))
     return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
 
-def gathered(
-    array: jax.Array, index: int, shape: tuple[int, ...], mesh: ReplicaMesh
-) -> jax.Array:
+def gathered(array: jax.Array, index: int, shape: tuple[int, ...], mesh: ReplicaMesh) -> jax.Array:
     """The value of `shape` that one replica of this worker has, whole, on its first device.
 
     A copy, uncommitted: nobody else sees its buffer.

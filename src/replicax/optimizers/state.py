@@ -1,9 +1,9 @@
 """Keeps the state of an Optax transformation in variables.
 
 A leaf of the state that belongs to one parameter is a *slot*: a variable on the
-devices of that parameter, cut into pieces as it is. Everything else (counts, hyperparameters, random keys)
-is a variable on the devices for non-slot state. `optimizers.optimizer` is the
-only caller, always in cross-replica context.
+devices of that parameter, cut into pieces as it is. Everything else (counts,
+hyperparameters, random keys) is a variable on the devices for non-slot state.
+`optimizers.optimizer` is the only caller, always in cross-replica context.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Replication:
                 f"cross_device_ops is {cross_device_ops!r}; expected an instance of "
                 "CrossDeviceOps, such as ReductionToOneDevice() or NcclAllReduce()."
             )
-        self._reduction = cross_device_ops.reduction(self._mesh)
+        self._reduction = cross_device_ops.reduction(self.mesh)
 
     def _set_logical_mesh(self, mesh: ReplicaMesh, partition_rules: Rules | None) -> None:
         self._mesh = mesh
