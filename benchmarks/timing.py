@@ -1,90 +1,99 @@
-"""Times steps the same way in every benchmark, and says how many of what were compared."""
+"""Times steps the same way in every peer, and combines what the rounds say."""
 
 from __future__ import annotations
 
-import argparse
-import platform
+import collections
+import dataclasses
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
+IN_FLIGHT = 8
+"""How many steps may be in flight; the CPU client of JAX aborts with more than 32."""
 
-Times = dict[str, list[tuple[float, float]]]
-"""Wall and CPU microseconds per step, round by round, of each of the runs."""
+KINDS = ("wall_us", "cpu_us", "host_us")
+"""Time on the clock, of all cores and of the thread that calls; microseconds a step."""
 
-KINDS = ("wall_us", "cpu_us")
-
-
-def measure(run: Callable[[], Any], steps: int) -> tuple[float, float]:
-    """Wall and CPU microseconds per step, waiting at most 8 steps behind."""
-    waiting: list[Any] = []
-    wall, cpu = time.perf_counter(), time.process_time()
-    for _ in range(steps):
-        waiting.append(run())
-        if len(waiting) > 8:
-            waiting.pop(0).block_until_ready()
-    jax.block_until_ready(waiting)
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return 1e6 * wall / steps, 1e6 * cpu / steps
+Times = dict[str, list[float]]
+"""For each of `KINDS`, one number a round."""
 
 
-def alternate(
-    runs: Mapping[str, Callable[[], Any]],
-    *,
-    steps: int,
-    warm_up: int,
-    rounds: int,
-    seconds: float = 300.0,
-) -> Times:
-    """Measures all `runs` in alternating rounds, for `seconds` at the most."""
-    for run in runs.values():
-        measure(run, warm_up)
-    times: Times = {name: [] for name in runs}
-    end = time.perf_counter() + seconds
-    for _ in range(rounds):
-        for name, run in runs.items():
-            times[name].append(measure(run, steps))
-        if time.perf_counter() > end:
-            break
-    return times
+def _nothing(result: Any) -> None:
+    del result
 
 
-def median(times: Times, name: str, kind: str) -> float:
-    """The median over the rounds."""
-    return statistics.median(one[KINDS.index(kind)] for one in times[name])
+@dataclasses.dataclass(slots=True)
+class Step:
+    """What a peer measures.
+
+    Attributes:
+        run: Does it once, and returns what `wait` and `read` understand.
+        read: The loss of this process's replicas, as part of the mean over all.
+        wait: Waits until a result is there.
+        steps_per_run: How many steps `run` does.
+        many: Does so many steps at once, where a library has its own loop.
+        close: Frees what the step holds.
+    """
+
+    run: Callable[[], Any]
+    read: Callable[[Any], float]
+    wait: Callable[[Any], Any] = _nothing
+    steps_per_run: int = 1
+    many: Callable[[int], Any] | None = None
+    close: Callable[[], Any] | None = None
 
 
-def paired_ratio(times: Times, ours: str, theirs: str, kind: str) -> float:
-    """The median of the ratios within each round, which a slow moment does not change."""
-    index = KINDS.index(kind)
-    pairs = zip(times[ours], times[theirs], strict=True)
-    return statistics.median(one[index] / other[index] for one, other in pairs)
+def _repeat(step: Step, runs: int) -> None:
+    if step.many is not None:
+        step.many(runs)
+        return
+    waiting: collections.deque[Any] = collections.deque()
+    for _ in range(runs):
+        waiting.append(step.run())
+        if len(waiting) > IN_FLIGHT:
+            step.wait(waiting.popleft())
+    for result in waiting:
+        step.wait(result)
 
 
-def compared(times: Times, ours: str, theirs: str) -> dict[str, float]:
-    """The medians of two runs and their ratios, by what they are called in a row of results."""
-    row: dict[str, float] = {}
-    for kind in KINDS:
-        medians = {name: median(times, name, kind) for name in (theirs, ours)}
-        row |= {f"{name}_{kind}": round(value, 1) for name, value in medians.items()}
-        row[f"ratio_{kind}"] = round(medians[ours] / medians[theirs], 3)
-        row[f"paired_ratio_{kind}"] = round(paired_ratio(times, ours, theirs, kind), 3)
-    return row
+def measure(step: Step, runs: int) -> dict[str, float]:
+    """The `KINDS` of time per step, of so many runs."""
+    wall, cpu, host = time.perf_counter(), time.process_time(), time.thread_time()
+    _repeat(step, runs)
+    took = (time.perf_counter() - wall, time.process_time() - cpu, time.thread_time() - host)
+    scale = 1e6 / (runs * step.steps_per_run)
+    return {kind: round(scale * seconds, 3) for kind, seconds in zip(KINDS, took, strict=True)}
 
 
-def parse_options(description: str | None, **lists: list[int]) -> argparse.Namespace:
-    """The options of a benchmark: the number of rounds, and lists of what is varied."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=15)
-    for name, default in lists.items():
-        parser.add_argument(f"--{name}", type=int, nargs="*", default=default)
-    return parser.parse_args()
+def spread(values: Sequence[float]) -> float:
+    """Half the distance of the quartiles, relative to the median.
+
+    >>> spread([9.0, 10.0, 10.0, 11.0, 12.0])
+    0.05
+    """
+    if len(values) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / 2 / middle if middle else 0.0
 
 
-def environment() -> dict[str, str]:
-    """The versions that were measured."""
-    return {"jax": jax.__version__, "python": platform.python_version()}
+def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of the ratios within each round, which a slow moment changes little.
+
+    >>> paired_ratio([2.0, 20.0, 2.2], [1.0, 10.0, 2.0])
+    2.0
+    """
+    pairs = list(zip(ours, theirs, strict=False))
+    return statistics.median(one / other for one, other in pairs if other) if pairs else math.nan
+
+
+def growth_exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
+    """The slope of a straight line through the logarithms: 1 for a cost that grows linearly.
+
+    >>> round(growth_exponent([1, 10, 100], [2.0, 20.0, 200.0]), 6)
+    1.0
+    """
+    xs, ys = [math.log(size) for size in sizes], [math.log(cost) for cost in costs]
+    return statistics.linear_regression(xs, ys).slope

@@ -1,0 +1,124 @@
+"""What is measured: the workloads, and which peers take part in each of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+LIMIT = "hand-written"
+OURS = "replicax"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Peer:
+    """A program that does the work of a workload.
+
+    Attributes:
+        module: The module of `benchmarks.peers` that has it.
+        needs: The packages that must be installed.
+        process_per_replica: Whether each replica is a process of its own.
+        variables: Environment variables that its processes get.
+        min_runs: The least that is measured at once, for a loop that takes long to begin.
+    """
+
+    module: str
+    needs: tuple[str, ...] = ()
+    process_per_replica: bool = False
+    variables: tuple[tuple[str, str], ...] = ()
+    min_runs: int = 1
+
+
+PEERS = {
+    LIMIT: Peer("hand_written"),
+    OURS: Peer("with_replicax"),
+    "pmap": Peer("pmapped"),
+    "auto-sharded": Peer("auto_sharded"),
+    "one psum each": Peer("unpacked"),
+    "nnx": Peer("nnx_training", ("flax",)),
+    "keras": Peer("keras_fit", ("keras",), variables=(("KERAS_BACKEND", "jax"),), min_runs=40),
+    "tensorflow": Peer("tensorflow_strategy", ("tensorflow",)),
+    "tensorflow keras": Peer(
+        "tensorflow_keras",
+        ("tensorflow", "keras"),
+        variables=(("KERAS_BACKEND", "tensorflow"),),
+        min_runs=40,
+    ),
+    "ddp": Peer("torch_ddp", ("torch",), process_per_replica=True),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Case:
+    """Some work on some replicas, by all of its peers at the same time.
+
+    Attributes:
+        workload: W1 to W10.
+        replicas: How many.
+        variants: Kinds of the work, measured one after the other in the same processes.
+        peers: Who does it.
+        processes: Over how many processes the replicas are spread.
+        seconds: How long one measurement should take.
+    """
+
+    workload: str
+    replicas: int
+    variants: tuple[str, ...]
+    peers: tuple[str, ...]
+    processes: int = 1
+    seconds: float = 0.25
+
+
+_JAX = (LIMIT, OURS, "pmap", "auto-sharded")
+_SIZES = ("1", "16", "64")
+_REDUCTIONS = tuple(f"{kind} {size} MB" for kind in ("reduce", "all_reduce") for size in _SIZES)
+
+CASES = (
+    *(Case("W1", n, ("dispatch", "64 steps"), (*_JAX, "tensorflow")) for n in (1, 2, 4, 8)),
+    *(
+        Case("W2", n, ("momentum", "adam"), (*_JAX, *_others), seconds=0.4)
+        for _others in [("nnx", "keras", "tensorflow", "tensorflow keras", "ddp")]
+        for n in (1, 2, 4)
+    ),
+    Case("W3", 2, ("adam",), (LIMIT, OURS, "auto-sharded", "nnx", "tensorflow", "ddp"), 1, 1.5),
+    *(
+        Case("W4", n, ("500 variables",), (*_JAX, "one psum each", "tensorflow", "ddp"))
+        for n in (2, 4)
+    ),
+    *(
+        Case("W6", n, ("batches", "step", "waiting", "decompressing"), (LIMIT, OURS, "tensorflow"))
+        for n in (2, 4)
+    ),
+    Case("W7", 2, ("momentum", "adam"), (LIMIT, OURS, "tensorflow", "ddp"), 2, 0.4),
+    *(Case("W8", n, _REDUCTIONS, (LIMIT, OURS, "tensorflow"), seconds=0.3) for n in (2, 4)),
+    *(Case("W9", n, ("memory",), (LIMIT, OURS)) for n in (2,)),
+    *(Case("W10", n, ("replicas",), (LIMIT, OURS)) for n in (1, 2, 4, 8, 16)),
+    Case(
+        "W10",
+        2,
+        (
+            *(f"{n} variables" for n in (10, 50, 200, 1000, 5000)),
+            *(f"{n} arguments" for n in (1, 10, 100, 1000)),
+        ),
+        (LIMIT, OURS),
+    ),
+)
+
+SMOKE = (
+    Case("W1", 2, ("dispatch", "64 steps"), (LIMIT, OURS)),
+    Case("W2", 2, ("momentum",), (LIMIT, OURS)),
+    Case("W4", 2, ("100 variables",), (LIMIT, OURS)),
+    Case("W6", 2, ("batches",), (LIMIT, OURS)),
+    Case("W8", 2, ("reduce 1 MB", "all_reduce 1 MB"), (LIMIT, OURS)),
+)
+
+WORKLOADS = {
+    "W1": "empty step: one small variable, sum, all-reduce, update",
+    "W2": "MLP 784-512-512-10, global batch 256",
+    "W3": "transformer LM, 4 layers, d 256, sequence 128, batch 16",
+    "W4": "500 small variables",
+    "W5": "process start to first step",
+    "W6": "distributed dataset, batches of 256 x 784 floats",
+    "W7": "W2 in two processes",
+    "W8": "reduce and all_reduce",
+    "W9": "growth of memory over 10,000 steps",
+    "W10": "cost against replicas, variables and arguments",
+}
