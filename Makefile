@@ -11,7 +11,7 @@ PARTS  := contracts strategies input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-adapters lint format types layers doctest unit bench clean
+.PHONY: help demo test test-adapters lint format types layers doctest unit bench bench-smoke clean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,7 +19,7 @@ help:  ## List the commands
 demo: $(VENV)/.installed-demo  ## Install what the demo needs and run it
 	$(BIN)/replicax demo
 
-test: lint types layers doctest unit  ## Everything that CI runs
+test: lint types layers doctest unit bench-smoke  ## Everything that CI runs
 
 test-adapters: $(ADAPTERS)/.installed  ## Test datasets of TensorFlow and torch, in .venv-adapters
 	$(ADAPTERS)/bin/python -m pytest -q tests_adapters
@@ -51,14 +51,14 @@ unit: $(VENV)/.installed-dev  ## Run all tests
 	  $(patsubst %,--ignore=tests/%,$(PARTS) multiprocess)
 	$(BIN)/python -m pytest -q tests/multiprocess
 
-bench: $(VENV)/.installed-dev  ## Measure what a step and a batch cost beside hand-written JAX
-	$(BIN)/python benchmarks/dispatch.py
-	$(BIN)/python benchmarks/optimizer.py
-	$(BIN)/python benchmarks/input.py
-	$(BIN)/python benchmarks/multi_worker.py
+bench: $(ADAPTERS)/.installed  ## Measure Replicax beside hand-written JAX and other libraries
+	$(ADAPTERS)/bin/replicax bench $(BENCH)
+
+bench-smoke: $(VENV)/.installed-dev  ## Measure a few short cases; fails only on gross loss
+	$(BIN)/replicax bench --smoke --rounds 5 --output .bench-smoke
 
 clean:  ## Remove the environment, caches and build products
-	rm -rf $(VENV) $(ADAPTERS) .pytest_cache .ruff_cache .import_linter_cache .jax_cache build dist
+	rm -rf $(VENV) $(ADAPTERS) .pytest_cache .ruff_cache .import_linter_cache .jax_cache .bench-smoke build dist
 	find src tests tests_adapters benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(BIN)/python $(ADAPTERS)/bin/python:
@@ -76,5 +76,5 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	touch $(VENV)/.installed-demo $@
 
 $(ADAPTERS)/.installed: pyproject.toml | $(ADAPTERS)/bin/python
-	$(ADAPTERS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,adapters]'
+	$(ADAPTERS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,bench]'
 	touch $@

@@ -6,7 +6,6 @@ import dataclasses
 import importlib.util
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -144,7 +143,7 @@ def _variant(
         actions = [lambda p: _grow(p, found[p.peer]), finish]
     for action in actions:
         for peer in list(group):
-            attempt(peer, lambda p=peer: action(p))
+            attempt(peer, lambda p=peer, a=action: a(p))
     _compare_values(list(found.values()), name, say)
     return list(found.values())
 
@@ -174,19 +173,3 @@ def _compare_values(rows: list[Measurement], name: str, say: Say) -> None:
                 f"{name}: {row.peer} has {row.value:.6g} after its first steps, the hand-written "
                 f"program {limit.value:.6g}. They do not do the same work."
             )
-
-
-def estimated_seconds(case: Case, rounds: int) -> float:
-    """About how long a case takes."""
-    return 6 * len(case.peers) + len(case.variants) * len(case.peers) * rounds * case.seconds
-
-
-class Clock:
-    """How long it has been."""
-
-    def __init__(self) -> None:
-        self._begin = time.monotonic()
-
-    def __str__(self) -> str:
-        seconds = int(time.monotonic() - self._begin)
-        return f"{seconds // 60}:{seconds % 60:02}"

@@ -62,7 +62,7 @@ class _Member:
 
     @classmethod
     def start(cls, assignment: dict[str, Any], variables: dict[str, str]) -> Self:
-        errors = tempfile.TemporaryFile("w+")
+        errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed by `end`
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.worker", json.dumps(assignment)],
             stdin=subprocess.PIPE,

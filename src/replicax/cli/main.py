@@ -45,6 +45,10 @@ class Subcommand:
 
 
 SUBCOMMANDS: Mapping[str, Subcommand] = {
+    "bench": Subcommand(
+        target="replicax.cli.bench:bench",
+        short_help="Measure Replicax beside hand-written JAX and other libraries.",
+    ),
     "demo": Subcommand(
         target="replicax.cli.demo:demo",
         short_help="Train a small model on virtual devices and show the result.",

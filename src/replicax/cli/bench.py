@@ -1,0 +1,155 @@
+"""``replicax bench``: measures Replicax beside hand-written JAX and other libraries.
+
+The suite is the folder ``benchmarks`` of the repository, which is not part of the installed
+package: the programs it compares are for those who work on Replicax. This is its command.
+"""
+
+import datetime
+import importlib
+import importlib.util
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+
+_MARK = pathlib.PurePath("benchmarks", "suite.py")
+
+
+@click.command()
+@click.option("--only", metavar="W1,W2", help="Only these workloads.")
+@click.option("--peers", metavar="NAME,NAME", help="Only these peers, and Replicax.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=7,
+    show_default=True,
+    help="How often each measurement is repeated.",
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    default=25.0,
+    show_default=True,
+    help="After this long, no other case is begun.",
+)
+@click.option(
+    "--smoke", is_flag=True, help="A few short cases; exit code 1 if one takes twice the limit."
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=pathlib.Path),
+    help="The folder for the results; benchmarks/results/<date> if not given.",
+)
+@click.option(
+    "--show",
+    type=click.Path(file_okay=False, exists=True, path_type=pathlib.Path),
+    help="Measure nothing: show the results in this folder, and draw them again.",
+)
+@click.pass_context
+def bench(
+    ctx: click.Context,
+    only: str | None,
+    peers: str | None,
+    rounds: int,
+    minutes: float,
+    smoke: bool,
+    output: pathlib.Path | None,
+    show: pathlib.Path | None,
+) -> None:
+    """Measure Replicax beside hand-written JAX and other libraries.
+
+    Every peer runs in a process of its own, and all of them in alternating rounds.
+    A peer whose library is not installed is skipped. The results are a folder:
+    one JSON line per measurement, the machine, two plots, and a page with both.
+
+    This needs a checkout of the repository: it looks for the folder benchmarks
+    here, and beside an editable installation.
+    """
+    root = find_checkout()
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    suite = importlib.import_module("benchmarks.suite")
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    if show is not None:
+        results, folder = suite.load(show), show
+    else:
+        choice = suite.Choice(
+            only=_chosen("--only", only, list(suite.WORKLOADS)),
+            peers=_with_ours(_chosen("--peers", peers, list(suite.PEERS))),
+            rounds=rounds,
+            minutes=minutes,
+            smoke=smoke,
+        )
+        date = datetime.date.today().isoformat()
+        folder = output or root / "benchmarks" / "results" / (f"smoke-{date}" if smoke else date)
+        results = suite.run(choice, folder, lambda line: _say(console, line))
+    if not results.measurements:
+        raise click.ClickException("nothing was measured: no chosen peer takes part in any case.")
+    _show(console, results)
+    if not smoke:
+        _draw(console, folder, results)
+    console.print(f"Results: {folder}", highlight=False, soft_wrap=True)
+    losses = results.gross_losses() if smoke else []
+    for loss in losses:
+        console.print(f"[red]{loss}")
+    if losses:
+        ctx.exit(1)
+
+
+def find_checkout() -> pathlib.Path:
+    """The root of the repository: the current folder, or that of an editable installation.
+
+    Raises:
+        click.ClickException: Neither has the suite.
+    """
+    beside = pathlib.Path(__file__).resolve().parents[3]
+    for root in (pathlib.Path.cwd(), beside):
+        if (root / _MARK).is_file():
+            return root
+    raise click.ClickException(
+        "'replicax bench' needs a checkout of the repository: the programs that it compares are "
+        f"not part of the package. There is no {_MARK.as_posix()} in {pathlib.Path.cwd()}. Change "
+        "to the root of a checkout."
+    )
+
+
+def _chosen(option: str, text: str | None, known: Sequence[str]) -> tuple[str, ...]:
+    if text is None:
+        return tuple(known)
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise click.BadParameter(
+            f"{', '.join(unknown) or 'nothing'} is not among {', '.join(known)}.",
+            param_hint=option,
+        )
+    return names
+
+
+def _with_ours(peers: tuple[str, ...]) -> tuple[str, ...]:
+    return peers if "replicax" in peers else (*peers, "replicax")
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, style="dim")
+
+
+def _show(console: Console, results: Any) -> None:
+    report = importlib.import_module("benchmarks.report")
+    verdicts = results.verdicts
+    console.print(report.table_of(results.measurements))
+    if verdicts:
+        console.print(report.verdict_table(verdicts))
+        missed = report.missed_cells(verdicts)
+        console.print(f"Cells missed: {', '.join(missed) or 'none'}", highlight=False)
+
+
+def _draw(console: Console, folder: pathlib.Path, results: Any) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        console.print("No plots: install matplotlib, with pip install 'replicax[bench]'")
+        return
+    plots = importlib.import_module("benchmarks.plots")
+    plots.save(folder, results.measurements, results.verdicts, results.machine)
