@@ -174,12 +174,27 @@ def reduce(assignment: Assignment, variant: str) -> Step:
 
 
 def to_one_device(x: jax.Array) -> Callable[[], jax.Array]:
-    """A function that adds the shards of `x` on the first of their devices."""
-    first = x.addressable_shards[0].data
-    (device,) = first.devices()
-    add = jax.jit(lambda *parts: sum(parts[1:], start=parts[0]))
+    """A function that adds the shards of `x` on the first of their devices.
+
+    With NumPy: the devices share their memory, and NumPy asks for large pages where XLA maps a
+    new buffer page by page. A psum, or copies to one device and a sum there, take up to 6 times
+    as long.
+    """
     shards = [shard.data for shard in x.addressable_shards]
-    return lambda: add(*jax.device_put(shards, device))
+    (device,) = shards[0].devices()
+    chunk = 2**16
+
+    def add() -> jax.Array:
+        parts = [np.from_dlpack(shard) for shard in jax.block_until_ready(shards)]
+        out = sources.aligned(parts[0].shape, parts[0].dtype)
+        for start in range(0, out.size, chunk):
+            here = out[start : start + chunk]
+            np.add(parts[0][start : start + chunk], parts[1][start : start + chunk], out=here)
+            for part in parts[2:]:
+                np.add(here, part[start : start + chunk], out=here)
+        return jax.device_put(out, device)
+
+    return add
 
 
 def dispatch(assignment: Assignment, variant: str) -> Step:

@@ -41,11 +41,17 @@ def maker(variant: str) -> Make:
     return lambda index: ready[index]
 
 
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array whose values are not set, and which the CPU adopts without a copy."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.__array_interface__["data"][0] % 64
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
 def aligned_copy(array: np.ndarray) -> np.ndarray:
     """A copy that the CPU adopts without another one."""
-    memory = np.empty(array.nbytes + 64, np.uint8)
-    start = -memory.__array_interface__["data"][0] % 64
-    copied = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copied = aligned(array.shape, array.dtype)
     np.copyto(copied, array)
     return copied
 

@@ -49,6 +49,11 @@ class Reduction:
     ordered: bool = False
     widens: bool = False
 
+    @property
+    def is_plain_sum(self) -> bool:
+        """Whether nobody cares where and by what the values are added."""
+        return self.on_replica is None and self.accumulate is None
+
     def with_bytes_per_pack(self, bytes_per_pack: int) -> Reduction:
         """The same with another pack size; 0 leaves it as it is."""
         if not bytes_per_pack:

@@ -7,13 +7,12 @@ aligned and copies the rest itself, so a copy is made aligned: one is enough.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
 import numpy as np
 
-from replicax.backend import compat
+from replicax.backend import compat, host_memory
 from replicax.backend.mesh import ReplicaMesh
 from replicax.core import nest
 from replicax.input import splitting
@@ -22,8 +21,6 @@ from replicax.input.steps import HostStep, Share, divided
 from replicax.values.distributed import PerReplica
 
 _MAX_MAKERS = 64
-_ALIGNMENT = 64
-"""Of the buffers that the CPU client adopts, in bytes."""
 
 
 class Placer:
@@ -92,7 +89,7 @@ class Placer:
         """The array if it is ours to give away, else a copy."""
         if self._owns_batches:
             return array
-        copied = _aligned(array.shape, array.dtype)
+        copied = host_memory.aligned(array.shape, array.dtype)
         np.copyto(copied, array)
         return copied
 
@@ -107,14 +104,6 @@ class Placer:
             self._makers.clear()
         self._makers[key] = maker
         return maker
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array whose values are not set."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.__array_interface__["data"][0] % _ALIGNMENT  # .ctypes.data is slow
-    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def _rows(index: Any, size: int, first: int) -> slice:
@@ -132,7 +121,7 @@ def _padded(share: Share, largest: tuple[int, ...], rows: int) -> np.ndarray:
     On the host: on the devices each new shape would be a program of its own.
     """
     parts = [np.asarray(part) for part in share.local_parts()]
-    buffer = _aligned((rows * len(parts), *largest[1:]), parts[0].dtype)
+    buffer = host_memory.aligned((rows * len(parts), *largest[1:]), parts[0].dtype)
     if any(part.shape != largest for part in parts):
         buffer[...] = 0
     for place, part in enumerate(parts):

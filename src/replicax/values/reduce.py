@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from replicax.backend import collectives, placement, workers
+from replicax.backend import collectives, host_memory, placement, workers
 from replicax.backend.collectives import Reduction
 from replicax.backend.mesh import ReplicaMesh
 from replicax.backend.runahead import RUN_AHEAD, launch
@@ -133,8 +133,30 @@ def _reduce_packed(
     reducer = _reducer(op, axis, values[0].mesh, scalars, reduction)
     if any(isinstance(array, Tracer) for array in packed):
         return reducer(packed)[1]
+    if axis is None and reduction.is_plain_sum:
+        large = [
+            _total_on_host(op, value, array) for value, array in zip(values, packed, strict=True)
+        ]
+        if any(total is not None for total in large):
+            rest = [v for v, total in zip(values, large, strict=True) if total is None]
+            others = iter(_reduce_packed(op, rest, axis, reduction))
+            return [next(others) if total is None else total for total in large]
     _meet_before_first(f"a reduction ({op.name}, axis {axis})", values[0].mesh, reducer, packed)
     return [placement.one_device(total) for total in launch(reducer, packed)]
+
+
+def _total_on_host(op: ReduceOp, value: PerReplica, packed: jax.Array) -> jax.Array | None:
+    """The sum or mean of large components where they are; None if a program is better."""
+    mesh = value.mesh
+    if packed.nbytes < host_memory.MIN_BYTES * mesh.num_replicas or mesh.num_replicas == 1:
+        return None
+    is_mean = op is ReduceOp.MEAN
+    if mesh.spans_workers or (is_mean and not jnp.issubdtype(packed.dtype, jnp.inexact)):
+        return None
+    parts = placement.parts_of(packed, mesh)
+    if not host_memory.can_add(parts):
+        return None
+    return host_memory.total(parts, divisor=mesh.num_replicas if is_mean else 1)
 
 
 @functools.cache
