@@ -21,6 +21,8 @@ from benchmarks.timing import KINDS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 THREADS_PER_DEVICE = 4
+NOT_INHERITED = ("TF_CONFIG", "XLA_FLAGS", "PYTHONDONTWRITEBYTECODE")
+"""The last one, because a program that is installed has its bytecode."""
 
 
 class PeerError(Exception):
@@ -39,7 +41,7 @@ def free_addresses(count: int) -> list[str]:
 def environment(devices: int) -> dict[str, str]:
     """What every process gets: the CPU, divided alike for all that are written in JAX."""
     path = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    inherited = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "XLA_FLAGS")}
+    inherited = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
     return inherited | {
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "PYTHONWARNINGS": "ignore",
@@ -47,7 +49,6 @@ def environment(devices: int) -> dict[str, str]:
         "JAX_NUM_CPU_DEVICES": str(devices),
         "NPROC": str(max(THREADS_PER_DEVICE * devices, os.cpu_count() or 1)),
         "TF_CPP_MIN_LOG_LEVEL": "3",
-        "TF_ENABLE_ONEDNN_OPTS": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1"),
         "CUDA_VISIBLE_DEVICES": "",
     }
 

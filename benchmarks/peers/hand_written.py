@@ -102,7 +102,7 @@ def train(
     combine: Callable[[Sequence[jax.Array], int], list[jax.Array]] = packed_sum,
 ) -> Step:
     """W2, W3, W4 and W7."""
-    if assignment.processes > 1:
+    if assignment.processes > 1 and not jax.distributed.is_initialized():
         jax.distributed.initialize(assignment.address, assignment.processes, assignment.rank)
     problem = problems.problem_of(assignment.workload, variant)
     mesh = mesh_of(assignment.replicas)

@@ -15,6 +15,7 @@ array(10., dtype=float32)
 """
 
 from replicax import cluster_resolver, data, experimental, metrics, optimizers, random, testing
+from replicax.backend.compilation_cache import set_compilation_cache
 from replicax.backend.devices import set_virtual_devices
 from replicax.checkpoint.backup import BackupAndRestore
 from replicax.checkpoint.checkpoint import Checkpoint
@@ -127,6 +128,7 @@ __all__ = [
     "random",
     "run_functions_eagerly",
     "scale_regularization_loss",
+    "set_compilation_cache",
     "set_virtual_devices",
     "testing",
     "value_and_grad",

@@ -62,7 +62,11 @@ def test_components_keep_their_values_and_the_result_shares_none_of_their_memory
 
 
 def test_a_nest_of_small_and_large_values_keeps_its_order(four):
-    value = {"a": per_replica(four, LARGE), "b": per_replica(four, 3), "c": per_replica(four, LARGE)}
+    value = {
+        "a": per_replica(four, LARGE),
+        "b": per_replica(four, 3),
+        "c": per_replica(four, LARGE),
+    }
     result = four.reduce("SUM", value, axis=None)
     assert {key: array.shape for key, array in result.items()} == {
         "a": (LARGE,),

@@ -61,7 +61,7 @@ def total(parts: Sequence[jax.Array], *, divisor: int = 1) -> jax.Array:
         Array([2., 4.], dtype=float32)
     """
     jax.block_until_ready(parts)
-    flat = [np.from_dlpack(part).reshape(-1) for part in parts]
+    flat = [np.from_dlpack(part).reshape(-1) for part in parts]  # pyright: ignore[reportArgumentType]
     result = aligned(parts[0].shape, parts[0].dtype)
     out = result.reshape(-1)
     with np.errstate(all="ignore"):  # an infinity is a result here as on any device
