@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import operator
 import pathlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax._src import cloud_tpu_init, clusters, distributed, source_info_util, xla_bridge
+from jax._src import api as jax_api
 from jax._src import config as jax_config
 from jax._src import core as jax_core
 from jax._src.array import ArrayImpl
 from jax._src.config import config_ext
-from jax._src.interpreters import batching
+from jax._src.interpreters import batching, pxla
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lib import _jax, xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.state.types import AbstractRef
@@ -108,9 +110,8 @@ def is_traced_inside(tracer: Any) -> bool:
     return False
 
 
-def trace_settings() -> Hashable:
-    """The settings that change what JAX traces: x64, precision, promotion, open meshes."""
-    return jax_config.trace_context()
+trace_settings: Callable[[], Hashable] = jax_config.trace_context
+"""The settings that change what JAX traces: x64, precision, promotion, open meshes."""
 
 
 # -- programs ----------------------------------------------------------------------------------
@@ -161,6 +162,83 @@ def origin_of(eqn: Any) -> Iterator[None]:
         eqn.ctx.manager,
     ):
         yield
+
+
+# -- launching ---------------------------------------------------------------------------------
+# `jit` takes its arguments apart, describes each of them anew and looks the program up, in every
+# call; for a small program that is a third of the time. A caller who knows that nothing has changed
+# can call the executable itself, for which JAX has no public way: `Compiled.__call__` is slower.
+
+kind_of: Callable[[jax.Array], tuple[Any, jax.sharding.Sharding, bool]]
+kind_of = operator.attrgetter("aval", "_sharding", "_committed")
+"""What `jit` looks at of a concrete array; raises AttributeError for values of another kind."""
+
+is_committed: Callable[[jax.Array], bool]
+is_committed = operator.attrgetter("_committed")
+"""``array.committed``, without the Python code of that."""
+
+PLAIN_STATES: tuple[tuple[Any, Any], ...] = (
+    (jax_core.trace_state_strong_ref, jax_core.eval_trace),
+    (jax_api._post_hook_state, None),
+    (jax_config.device_context, None),
+)
+"""What `jit` looks at in every call beside its arguments and `trace_settings`, with the ``value`` of
+each where `jit` does nothing but run the program: no open trace, no check of results (for NaN), no
+devices chosen by a context."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Executable:
+    """A compiled program, to be called without any checks.
+
+    Its outputs come from ``consume(execute(inputs), *handlers)``. There is no method for it, because
+    a caller who must not lose them to Ctrl-C needs all in one call of C code.
+
+    Attributes:
+        execute: Starts it with a list of arrays, which it takes as they are.
+        handlers: A tuple of the one other argument of `consume`.
+        kept: Which of the inputs it uses; None for all.
+    """
+
+    execute: Callable[[Sequence[jax.Array]], Any]
+    handlers: tuple[Any]
+    kept: list[int] | None
+
+
+consume: Callable[[Any, Any], list[jax.Array]] = _jax.ExecuteResults.consume_with_handlers
+"""See `Executable`."""
+
+
+def executable_of(compiled: Any, inputs: Sequence[jax.Array]) -> Executable | None:
+    """How to call `compiled` with inputs of the `kind_of` these; None if that needs more care."""
+    executable = compiled._executable
+    call = executable.unsafe_call
+    if (
+        type(call) is not pxla.ExecuteReplicated
+        or call.ordered_effects
+        or call.has_unordered_effects
+        or call.has_host_callbacks
+        or call.mut is not None
+        or call.pgle_profiler is not None
+        or len(executable._all_args_info.in_avals) != len(inputs)  # constants are inputs, too
+        or len(call.out_handler.handlers) != compiled.out_tree.num_leaves
+        or any(map(_is_extended, executable.out_avals))
+    ):
+        return None
+    kept = sorted(call.kept_var_idx)
+    for index, sharding in zip(kept, executable._in_shardings, strict=True):
+        array = inputs[index]
+        if not array.sharding.is_equivalent_to(sharding, array.ndim):
+            return None
+    return Executable(
+        call.xla_executable.execute_sharded,
+        (call.out_handler.handlers,),
+        None if len(kept) == len(inputs) else kept,
+    )
+
+
+def _is_extended(aval: Any) -> bool:
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
 # -- arrays ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -309,21 +310,21 @@ class Program:
             outs = compat.eval_jaxpr(jaxpr, values, *(state[i] for i in positions), *arrays)
             new = [outs[index] for index in written_at]
             token = [] if has_token else [jnp.zeros((), jnp.int32)]
-            return new, outs[num_written:last] + token
+            return [*new, *outs[num_written:last], *token]
 
         mesh = self.mesh
         if mesh is None:
-            return replay, None, token_at
+            return replay, None, num_written + token_at
         if mesh.is_default:
             jaxpr = without_devices(jaxpr)
-            return replay, None, token_at
+            return replay, None, num_written + token_at
         new = [mesh.replicated if key.sharding is None else key.sharding for key in self._written]
         outputs: list[Any] = [mesh.replicated] * traced.num_outputs
         for result in traced.results:
             if isinstance(result, _Output) and result.shapes is not None:
                 outputs[result.index] = mesh.per_replica
         outputs += [] if has_token else [mesh.replicated]
-        return replay, (new, outputs), token_at
+        return replay, [*new, *outputs], num_written + token_at
 
     def is_alive(self) -> bool:
         """Whether all variables of the program still exist; looks only after one has gone.
@@ -383,10 +384,11 @@ class Program:
 
     def _finisher(self, outputs: list[jax.Array]) -> Callable[[list[jax.Array]], Any]:
         """How outputs like these become the result."""
+        first = len(self._written)
         wraps = [
             (None, result.value)
             if isinstance(result, _Object)
-            else (self._wrapper(outputs[result.index], result), result.index)
+            else (self._wrapper(outputs[first + result.index], result), first + result.index)
             for result in self._results
         ]
         structure, (wrap, value) = self._structure, (wraps or [(None, None)])[0]
@@ -397,16 +399,22 @@ class Program:
             )
         if wrap is None:
             return lambda outputs: value
+        if wrap is _as_it_is:
+            return operator.itemgetter(value)
         return lambda outputs: wrap(outputs[value])
 
     def _wrapper(self, example: jax.Array, result: _Output) -> Callable[[jax.Array], Any]:
         if not result.is_bare:
             return result.wrapper()
         if self.mesh is None:
-            return lambda array: array
+            return _as_it_is
         if jnp.issubdtype(example.dtype, jax.dtypes.extended):
             return placement.one_device
-        take_first = compat.uncommitted_first(example)
+        take_first, is_committed = compat.uncommitted_first(example), compat.is_committed
         if example.committed:
             return take_first
-        return lambda array: take_first(array) if array.committed else array
+        return lambda array: take_first(array) if is_committed(array) else array
+
+
+def _as_it_is(array: jax.Array) -> jax.Array:
+    return array

@@ -56,6 +56,8 @@ def repeat_of(fn: Any, keys: tuple[Any, ...], strategy: Any, program: Program) -
     contexts, process = stack.watch()
     traces = frame.watch()
     array_type, counts, run_ahead, settings = compat.ConcreteArray, COUNTS, RUN_AHEAD, SETTINGS
+    kind_of = compat.kind_of
+    arrays_seen: list[Any] = [None] * num_args  # the kinds of arrays that enter as they are
 
     def repeat(on: Any, args: Sequence[Any]) -> Any:
         if (
@@ -75,11 +77,11 @@ def repeat_of(fn: Any, keys: tuple[Any, ...], strategy: Any, program: Program) -
                 if array is None:
                     return DIFFERENT
                 arrays.append(array)
-            elif kind is array_type and not arg.committed:
-                if (arg.shape, arg.dtype, arg.weak_type) != key:
-                    return DIFFERENT
+            elif kind is array_type and kind_of(arg) == arrays_seen[index]:
                 arrays.append(arg)
             elif arguments.leaf_key(arg) == key:
+                if kind is array_type and not arg.committed:
+                    arrays_seen[index] = kind_of(arg)
                 arrays.append(arguments.lower(arg, _NO_PATH))
             else:
                 return DIFFERENT

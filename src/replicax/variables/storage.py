@@ -133,7 +133,7 @@ class Storage:
         with RUN_AHEAD.lock:  # not between a step's look at `handed_out` and its donation
             array = self.live_array()
             self.handed_out = True
-            COUNTS.handed_out += 1
+            COUNTS.stamp = object()
         return array
 
     def components(self) -> list[jax.Array]:
@@ -155,6 +155,7 @@ class Storage:
 
     def set(self, array: jax.Array) -> None:
         """Replaces the buffers by ones that nobody else holds."""
+        COUNTS.stamp = object()  # first: a launch in another thread takes the array, then looks here
         self.array = array
         self.handed_out = False
         self.lost = False
@@ -163,12 +164,14 @@ class Storage:
     def note_loss(self) -> None:
         """Called after a failed execution: remembers if it took the buffer."""
         if self.array is not None and self.array.is_deleted():
+            COUNTS.stamp = object()
             self.array = None
             self.lost = True
             COUNTS.freed += 1  # makes programs look before they use it
 
     def free(self) -> None:
         """Lets the buffers go: the variable is gone."""
+        COUNTS.stamp = object()
         self.array = None
         COUNTS.freed += 1
 
@@ -177,6 +180,7 @@ class Storage:
         array = placement.one_device(self.live_array())
         if self.home is not None and array.devices() != {self.home}:
             array = compat.uncommitted(jax.device_put(array, self.home))
+        COUNTS.stamp = object()
         self.array = array
 
     def set_value(self, value: Any) -> None:
@@ -227,14 +231,16 @@ class _Counts:
 
     Attributes:
         freed: How many variables have gone, or lost their values.
-        handed_out: How often a buffer was given to somebody outside.
+        stamp: Another object whenever a buffer was given to somebody outside, or replaced by
+            anything but a program that leaves types and layouts of variables as they are. No
+            number, which two threads could raise to the same.
     """
 
-    __slots__ = ("freed", "handed_out")
+    __slots__ = ("freed", "stamp")
 
     def __init__(self) -> None:
         self.freed = 0
-        self.handed_out = 0
+        self.stamp = object()
 
 
 COUNTS = _Counts()

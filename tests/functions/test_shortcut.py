@@ -1,0 +1,273 @@
+"""A repeated step calls its executable itself; whatever `jit` would notice is still noticed."""
+
+import sys
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax.backend import runahead
+from replicax.variables.storage import COUNTS
+
+SUM = rx.VariableAggregation.SUM
+
+
+@pytest.fixture(params=[1, 2])
+def strategy(request):
+    return rx.MirroredStrategy([f"CPU:{i}" for i in range(request.param)])
+
+
+@pytest.fixture
+def compilations():
+    """The programs that XLA compiles, as they come."""
+    found = []
+
+    def note(name, duration, **details):
+        if name.endswith("backend_compile_duration"):
+            found.append(details)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(note)
+
+
+def accumulator(strategy):
+    """A variable, and a step that adds to it what it is given."""
+    with strategy.scope():
+        total = rx.Variable(jnp.zeros(2), aggregation=SUM)
+
+    @rx.function
+    def step(x):
+        total.assign_add(x)
+        return x * 2
+
+    return total, step
+
+
+def batch_of(strategy, value):
+    return strategy.distribute_batch(
+        np.full(2 * strategy.num_replicas_in_sync, value, np.float32)
+    )
+
+
+def goes_through_jit(run):
+    """Whether a launch went through `jit`, after which programs look at their variables again."""
+    before = COUNTS.stamp
+    run()
+    return COUNTS.stamp is not before
+
+
+def settled(strategy, step, steps=4):
+    """Runs `step` until it takes the shortcut; the sum of what it was given."""
+    for i in range(steps):
+        strategy.run(step, args=(batch_of(strategy, float(i)),))
+    batch = batch_of(strategy, 0.0)
+    assert not goes_through_jit(lambda: strategy.run(step, args=(batch,)))
+    return sum(range(steps)) * strategy.num_replicas_in_sync
+
+
+def test_a_repeated_step_goes_through_jit_only_to_be_compiled(strategy):
+    _, step = accumulator(strategy)
+    batches = [batch_of(strategy, float(i)) for i in range(6)]
+    ways = [goes_through_jit(lambda b=b: strategy.run(step, args=(b,))) for b in batches]
+    assert ways == [True, True, False, False, False, False]
+
+
+def test_finding_the_shortcut_compiles_nothing(strategy, compilations):
+    _, step = accumulator(strategy)
+    batch = batch_of(strategy, 1.0)
+    strategy.run(step, args=(batch,))
+    assert compilations
+    compilations.clear()
+    ways = [goes_through_jit(lambda: strategy.run(step, args=(batch,))) for _ in range(3)]
+    assert ways == [True, False, False]
+    assert compilations == []
+
+
+def test_the_values_are_those_of_the_long_way(strategy):
+    total, step = accumulator(strategy)
+    expected = settled(strategy, step)
+    result = strategy.run(step, args=(batch_of(strategy, 5.0),))
+    parts = strategy.experimental_local_results(result)
+    np.testing.assert_array_equal(np.concatenate(parts), [10.0] * len(parts) * 2)
+    np.testing.assert_array_equal(
+        total.numpy(), [expected + 5.0 * strategy.num_replicas_in_sync] * 2
+    )
+
+
+def test_an_assignment_between_steps_is_seen_and_the_shortcut_stays(strategy):
+    total, step = accumulator(strategy)
+    settled(strategy, step)
+    total.assign([10.0, 20.0])
+    batch = batch_of(strategy, 1.0)
+    assert not goes_through_jit(lambda: strategy.run(step, args=(batch,)))
+    np.testing.assert_array_equal(
+        total.numpy(), np.array([10.0, 20.0]) + strategy.num_replicas_in_sync
+    )
+
+
+def test_a_value_that_was_handed_out_is_not_donated(strategy):
+    total, step = accumulator(strategy)
+    expected = settled(strategy, step)
+    kept = total.read_value()
+    for _ in range(3):
+        strategy.run(step, args=(batch_of(strategy, 1.0),))
+    np.testing.assert_array_equal(kept, [expected] * 2)
+    np.testing.assert_array_equal(total.numpy(), [expected + 3 * strategy.num_replicas_in_sync] * 2)
+
+
+def test_two_steps_on_one_variable_take_turns(strategy):
+    total, add = accumulator(strategy)
+
+    @rx.function
+    def grow(factor):
+        total.assign_add(total * factor)
+
+    count = strategy.num_replicas_in_sync
+    expected = 0.0
+    for _ in range(5):
+        strategy.run(add, args=(batch_of(strategy, 1.0),))
+        strategy.run(grow, args=(jnp.float32(0.5),))
+        expected = (expected + count) * (1 + 0.5 * count)
+    np.testing.assert_allclose(total.numpy(), [expected] * 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [np.float32, float, jnp.float32])
+def test_arguments_from_the_host_and_from_the_device_take_turns(make):
+    total = rx.Variable(0.0)
+
+    @rx.function
+    def step(x):
+        total.assign_add(x)
+
+    for _ in range(4):
+        step(jnp.float32(1.0))
+    step(make(2.0))
+    for _ in range(3):
+        step(jnp.float32(1.0))
+    assert float(total) == 9.0
+
+
+def test_an_argument_on_another_device_is_moved_as_before():
+    total = rx.Variable(jnp.zeros(2))
+
+    @rx.function
+    def step(x):
+        total.assign_add(x)
+
+    for _ in range(4):
+        step(jnp.ones(2))
+    step(jax.device_put(np.ones(2, np.float32), jax.devices()[3]))
+    step(jnp.ones(2))
+    np.testing.assert_array_equal(total.numpy(), [6.0, 6.0])
+
+
+def test_another_default_device_is_noticed_in_both_directions():
+    total = rx.Variable(jnp.zeros(2))
+
+    @rx.function
+    def step():
+        total.assign_add(jnp.ones(2))
+
+    for _ in range(4):
+        step()
+    for _ in range(3):
+        with jax.default_device(jax.devices()[2]):
+            for _ in range(3):
+                step()
+        step()
+    np.testing.assert_array_equal(total.numpy(), [16.0, 16.0])
+
+
+def test_a_check_for_nan_that_is_turned_on_later_sees_the_step(strategy):
+    _, step = accumulator(strategy)
+    settled(strategy, step)
+    batch = batch_of(strategy, 1.0)
+    with jax.debug_nans(True):
+        assert goes_through_jit(lambda: strategy.run(step, args=(batch,)))
+    assert not goes_through_jit(lambda: strategy.run(step, args=(batch,)))
+
+
+def test_a_deleted_argument_is_refused_as_jit_does_and_nothing_is_lost(strategy):
+    total, step = accumulator(strategy)
+    expected = settled(strategy, step)
+    batch = batch_of(strategy, 1.0)
+    array = batch.packed() if isinstance(batch, rx.PerReplica) else batch
+    array.delete()
+    with pytest.raises(RuntimeError, match="Array has been deleted"):
+        strategy.run(step, args=(batch,))
+    np.testing.assert_array_equal(total.numpy(), [expected] * 2)
+    strategy.run(step, args=(batch_of(strategy, 1.0),))
+    np.testing.assert_array_equal(total.numpy(), [expected + strategy.num_replicas_in_sync] * 2)
+
+
+def test_an_argument_that_the_step_does_not_use_may_change_freely(strategy):
+    with strategy.scope():
+        total = rx.Variable(0.0, aggregation=SUM)
+
+    @rx.function
+    def step(unused, x):
+        total.assign_add(x.sum())
+
+    for i in range(6):
+        strategy.run(step, args=(batch_of(strategy, float(i)), batch_of(strategy, 1.0)))
+    assert float(total) == 6 * 2 * strategy.num_replicas_in_sync
+
+
+def test_a_step_with_a_host_callback_always_goes_through_jit(strategy):
+    total, _ = accumulator(strategy)
+
+    @rx.function
+    def step(x):
+        doubled = jax.pure_callback(lambda x: np.asarray(x) * 2, jax.typeof(x), x)
+        total.assign_add(doubled)
+
+    for _ in range(4):
+        batch = batch_of(strategy, 1.0)
+        assert goes_through_jit(lambda: strategy.run(step, args=(batch,)))  # noqa: B023
+    np.testing.assert_array_equal(total.numpy(), [8.0 * strategy.num_replicas_in_sync] * 2)
+
+
+def python_calls(run):
+    """How often Python code was entered in a second `run`, by function."""
+    run()
+    calls = Counter()
+
+    def note(frame, event, argument):
+        if event == "call":
+            calls[frame.f_code.co_qualname] += 1
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    calls.pop(run.__qualname__, None)
+    return calls
+
+
+@pytest.mark.parametrize("num_variables", [1, 20])
+def test_a_repeated_step_enters_python_code_few_times(strategy, num_variables):
+    with strategy.scope():
+        variables = [rx.Variable(jnp.zeros(2), aggregation=SUM) for _ in range(num_variables)]
+
+    @rx.function
+    def step(x):
+        for variable in variables:
+            variable.assign_add(x)
+        return x * 2
+
+    batch = batch_of(strategy, 1.0)
+
+    def run():
+        strategy.run(step, args=(batch,))
+
+    for _ in range(3):
+        run()
+    runahead.wait()  # or some step would wait for those before
+    calls = python_calls(run)
+    # run, repeat, packed_if_like, launch and its list, what makes the result of the output.
+    assert sum(calls.values()) <= 8, calls
