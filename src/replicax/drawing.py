@@ -16,6 +16,7 @@ from jax.core import Tracer
 from replicax.backend import devices
 from replicax.core.extras import require_extra
 from replicax.values.distributed import Mirrored, PerReplica
+from replicax.variables.sharded import ShardedVariable
 from replicax.variables.variable import Variable
 
 __all__ = ["Drawing", "visualize_value"]
@@ -174,6 +175,8 @@ def visualize_value(value: Any) -> Drawing:
         array = value._storage.live_array()
         shape = ", ".join(map(str, value.shape))
         title = f"{type(value).__name__} {value.name!r} {value.dtype}[{shape}]"
+        if isinstance(value, ShardedVariable):
+            return _of_parts(title, value)
         if any(piece > 1 for piece in value.partition_dimensions):
             title += f" in {' x '.join(map(str, value.partition_dimensions))} pieces"
         return _of_array(title, array)
@@ -198,6 +201,18 @@ def _of_array(title: str, array: jax.Array) -> Drawing:
         )
         holders.setdefault(bounds, []).append(devices.device_name(shard.device))
     return Drawing(title, tuple(array.shape), [Block(b, tuple(h)) for b, h in holders.items()])
+
+
+def _of_parts(title: str, variable: ShardedVariable) -> Drawing:
+    """The elements in one row, in the order of the variable's own dims."""
+    layout = variable.layout
+    holders = map(devices.device_name, variable.devices_in_order)
+    blocks = [
+        Block(((start, stop),), (name,))
+        for (start, stop), name in zip(layout.bounds, holders, strict=True)
+        if start < stop
+    ]
+    return Drawing(f"{title}, elements in order", (layout.size,), blocks)
 
 
 def _of_components(value: PerReplica) -> Drawing:

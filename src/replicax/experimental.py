@@ -2,18 +2,21 @@
 
 from replicax.checkpoint.preemption import PreemptionCheckpointHandler
 from replicax.checkpoint.termination import TerminationConfig
+from replicax.core import partitioners
 from replicax.core.options import (
     CollectiveHints,
     CommunicationImplementation,
     CommunicationOptions,
 )
 from replicax.core.options import CommunicationImplementation as CollectiveCommunication
+from replicax.core.sharding import Sharding
 from replicax.core.value_context import ValueContext
 from replicax.strategies.central_storage import CentralStorageStrategy
 from replicax.strategies.multi_step import MultiStepContext
 from replicax.strategies.multi_worker_mirrored import (
     ExperimentalMultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
 )
+from replicax.strategies.parts import elementwise
 from replicax.strategies.tpu import ExperimentalTPUStrategy as TPUStrategy
 
 __all__ = [
@@ -25,7 +28,10 @@ __all__ = [
     "MultiStepContext",
     "MultiWorkerMirroredStrategy",
     "PreemptionCheckpointHandler",
+    "Sharding",
     "TPUStrategy",
     "TerminationConfig",
     "ValueContext",
+    "elementwise",
+    "partitioners",
 ]

@@ -73,11 +73,19 @@ def all_reduce(
     op: ReduceOp, values: Sequence[Any], num_replicas: int, reduction: Reduction = ALL_REDUCE
 ) -> list[jax.Array]:
     """Sum or mean over all replicas of each value, in a compiled replica function."""
+    return finished(op, _packed_sum(addable(op, values), reduction), num_replicas)
+
+
+def addable(op: ReduceOp, values: Sequence[Any]) -> list[jax.Array]:
+    """The values in the types in which they are added for `op`."""
     arrays = [jnp.asarray(value) for value in values]
     if op is ReduceOp.MEAN:  # first, because a sum of integers may not fit their type
         arrays = [a.astype(as_mean_dtype(a.dtype)) for a in arrays]
-    arrays = [a.astype(jnp.int32) if a.dtype == bool else a for a in arrays]
-    sums = _packed_sum(arrays, reduction)
+    return [a.astype(jnp.int32) if a.dtype == bool else a for a in arrays]
+
+
+def finished(op: ReduceOp, sums: list[jax.Array], num_replicas: int) -> list[jax.Array]:
+    """What `op` makes of the sums over all replicas."""
     if op is ReduceOp.SUM:
         return sums
     return [(s / num_replicas).astype(as_mean_dtype(s.dtype)) for s in sums]
@@ -85,7 +93,7 @@ def all_reduce(
 
 def _packed_sum(arrays: list[jax.Array], reduction: Reduction) -> list[jax.Array]:
     results: list[Any] = [None] * len(arrays)
-    for pack in _packs(arrays, reduction):
+    for pack in packs(arrays, reduction):
         if len(pack) == 1:
             results[pack[0]] = _sum_over_replicas(arrays[pack[0]], reduction)
             continue
@@ -97,7 +105,7 @@ def _packed_sum(arrays: list[jax.Array], reduction: Reduction) -> list[jax.Array
     return results
 
 
-def _packs(arrays: list[jax.Array], reduction: Reduction) -> list[list[int]]:
+def packs(arrays: list[jax.Array], reduction: Reduction) -> list[list[int]]:
     """Which arrays travel together, as lists of their indices."""
     alone: list[list[int]] = []
     groups: dict[Any, list[int]] = {}

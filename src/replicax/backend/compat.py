@@ -21,7 +21,7 @@ from jax._src import config as jax_config
 from jax._src import core as jax_core
 from jax._src.array import ArrayImpl
 from jax._src.config import config_ext
-from jax._src.interpreters import batching, pxla
+from jax._src.interpreters import batching, mlir, pxla
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lib import _jax, xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.state.types import AbstractRef
@@ -125,6 +125,20 @@ def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
 def shaped_array(shape: Sequence[int], dtype: Any) -> Any:
     """The strongly typed abstract value of this shape and dtype."""
     return jax_core.ShapedArray(tuple(shape), dtype)
+
+
+def lower_as_identity(primitive: Any) -> None:
+    """Lets a primitive with one operand compile to nothing, and vmap look through it.
+
+    Our own primitives mark values for the passes over a trace; there is no documented way to say
+    what becomes of them afterwards.
+    """
+    mlir.register_lowering(primitive, lambda ctx, value, **params: [value])
+
+    def batched(args: Any, dims: Any, **params: Any) -> Any:
+        return primitive.bind(*args, **params), dims[0]
+
+    batching.primitive_batchers[primitive] = batched
 
 
 def is_ref(atom: Any) -> bool:

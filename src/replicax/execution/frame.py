@@ -51,7 +51,7 @@ class StateKey(Protocol):
         ...
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def local_shape(self) -> tuple[int, ...]:
         """Its shape in a replica."""
         ...
 
@@ -74,12 +74,13 @@ class StateKey(Protocol):
 class Cell:
     """The current value of one piece of state inside one frame."""
 
-    __slots__ = ("key", "ref", "site", "value", "written")
+    __slots__ = ("derived", "key", "ref", "site", "value", "written")
 
     def __init__(self, key: StateKey, value: Any) -> None:
         """Starts with the hole `value`."""
         self.key = key
         self.value = value
+        self.derived: Any = None
         self.ref: Any = None
         self.written = False
         self.site = ""
@@ -129,6 +130,20 @@ class Frame:
             self._move_to_ref(cell)
         return cell.value if cell.ref is None else cell.ref[...]
 
+    def derived(self, key: StateKey, derive: Callable[[Any], Any]) -> Any:
+        """What `derive`, the same function each time, makes of the current value of `key`.
+
+        At the frame's own level it is computed once for every value.
+        """
+        value = self.read(key)
+        cell = self.cells[key]
+        if cell.ref is not None:
+            return derive(value)
+        if cell.derived is None:
+            with compat.inside_trace(self._base):
+                cell.derived = derive(value)
+        return cell.derived
+
     def write(self, key: StateKey, value: Any) -> None:
         """Makes `value` the current value of `key`; no gradient flows through it.
 
@@ -144,6 +159,7 @@ class Frame:
         cell = self._touch(key)
         value = lax.stop_gradient(value)
         cell.written = True
+        cell.derived = None
         cell.site = "{}:{}".format(*notices.user_line())
         if cell.ref is None and compat.is_staged_below(self._base):
             self._move_to_ref(cell)
@@ -177,7 +193,7 @@ class Frame:
     def _touch(self, key: StateKey) -> Cell:
         cell = self.cells.get(key)
         if cell is None:
-            shape = key.shape if self.in_replica else key.global_shape
+            shape = key.local_shape if self.in_replica else key.global_shape
             aval = compat.shaped_array(shape, key.dtype)
             with compat.inside_trace(self._base):
                 hole = hole_p.bind(aval=aval, index=len(self.entered))
@@ -188,7 +204,7 @@ class Frame:
     def _move_to_ref(self, cell: Cell) -> None:
         with compat.inside_trace(self._base):
             cell.ref = jax.new_ref(cell.value)
-        cell.value = None
+        cell.value = cell.derived = None
 
 
 def current_frame() -> Frame | None:

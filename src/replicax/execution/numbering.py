@@ -32,6 +32,7 @@ from replicax.execution.alignment import (
     scan_carry,
     while_consts,
 )
+from replicax.execution.uniform import not_uniform, uniform_p
 
 
 def differing_outputs(
@@ -163,6 +164,10 @@ class _Numbering:
             outs = self._run_while(meeting, ins)
         elif meeting.name == "cond":
             outs = self._run_cond(meeting, ins)
+        elif meeting.steps[0].eqn.primitive is uniform_p:
+            if not all(_agreement(ins)):
+                raise not_uniform(meeting.steps[0].eqn)
+            outs = ins
         else:
             count = len(meeting.steps[0].outs)
             shared = [self.number("collective", id(meeting), p) for p in range(count)]

@@ -17,6 +17,7 @@ from jax.extend import core as jex_core
 
 from replicax.backend import compat
 from replicax.core.errors import TraceError
+from replicax.execution.uniform import not_uniform, uniform_p
 
 # Looked through: the equation's inputs and outputs are those of the jaxpr in this parameter.
 CALLS = {
@@ -230,6 +231,10 @@ class _Pass:
         if is_collective(eqn, axis=self._axis):
             if branch is not None:
                 raise _divergence(eqn, branch)
+            if eqn.primitive is uniform_p:
+                if _varies(values[0]):
+                    raise not_uniform(eqn)
+                return [False]
             reduces = name.removesuffix("_start") in _REDUCTIONS
             everyone = eqn.params.get("axis_index_groups") is None
             return [not (reduces and everyone)] * len(eqn.outvars)

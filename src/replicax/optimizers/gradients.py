@@ -20,6 +20,7 @@ from replicax.core.enums import ReduceOp
 from replicax.core.errors import DistributedValueError, VariableError
 from replicax.values.distributed import Mirrored, PerReplica
 from replicax.values.traced import TracedPerReplica
+from replicax.values.traced_parts import TracedSplit
 from replicax.variables.variable import Variable
 
 
@@ -122,6 +123,8 @@ def reduced(
 ) -> list[Any]:
     """One array for each gradient, in cross-replica context; small ones travel together.
 
+    A gradient of which replicas get their parts only stays a `TracedSplit`.
+
     Args:
         strategy: The strategy in force.
         op: How to combine replicas.
@@ -138,7 +141,7 @@ def reduced(
     waiting = []
     for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
         if is_reduced(gradient):
-            results[index] = gradient.read_value()
+            results[index] = _unwrapped(gradient)
         elif not aggregate:
             results[index] = _equal_everywhere(gradient, variable)
         elif of_replicas or isinstance(gradient, PerReplica):
@@ -146,11 +149,20 @@ def reduced(
         else:
             results[index] = jnp.asarray(gradient)
     if waiting:
-        pairs = [(gradients[index], variables[index]) for index in waiting]
-        totals = strategy.extended.batch_reduce_to(op, pairs)
-        for index, total in zip(waiting, totals, strict=True):
-            results[index] = total.read_value() if isinstance(total, Mirrored) else total
+        extended = strategy.extended
+        pairs = [
+            (gradients[index], extended.gradient_destination(variables[index]))
+            for index in waiting
+        ]
+        for index, total in zip(waiting, extended.batch_reduce_to(op, pairs), strict=True):
+            results[index] = _unwrapped(total)
     return results
+
+
+def _unwrapped(total: Any) -> Any:
+    if isinstance(total, Mirrored) and not isinstance(total, TracedSplit):
+        return total.read_value()
+    return total
 
 
 def _equal_everywhere(gradient: Any, variable: Variable) -> Any:

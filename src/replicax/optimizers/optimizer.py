@@ -21,6 +21,7 @@ from replicax.core.errors import ContextError, VariableError
 from replicax.core.extras import require_extra
 from replicax.optimizers.accumulation import Accumulation
 from replicax.optimizers.gradients import checked_pairs, is_reduced, reduced
+from replicax.optimizers.sharded import update_on_parts, works_on_parts
 from replicax.optimizers.state import OptimizerState
 from replicax.variables.partitioning import layout_like
 from replicax.variables.variable import Variable
@@ -319,16 +320,25 @@ class Optimizer:
     def _update(self, strategy: Any, gradients: list[Any]) -> None:
         """One step of the transformation over all reduced gradients at once."""
         assert self._state is not None
-        optax, state = import_optax(), self._state
-        parameters = nest.unflatten(state.structure, state.read_parameters())
-        tree = nest.unflatten(state.trained_structure, gradients)
+        state = self._state
+        also = [(self._iterations, self._iterations.read_value() + np.int32(1))]
+        if works_on_parts(state, gradients):
+            update_on_parts(strategy, state, gradients, self._step, also)
+            return
+        new, new_state = self._step(gradients, state.read_parameters(), state.read())
+        state.write(strategy, new, new_state, also)
+
+    def _step(self, gradients: list[Any], values: list[Any], state: Any) -> tuple[Any, Any]:
+        """The new parameters, in their tree, and the new state."""
+        assert self._state is not None
+        optax = import_optax()
+        parameters = nest.unflatten(self._state.structure, values)
+        tree = nest.unflatten(self._state.trained_structure, gradients)
         if self._clip_global_norm is not None:
             clip = optax.clip_by_global_norm(self._clip_global_norm)
             tree, _ = clip.update(tree, clip.init(tree))
-        updates, new_state = self._transformation.update(tree, state.read(), parameters)
-        new = optax.apply_updates(parameters, updates)
-        iterations = self._iterations.read_value() + np.int32(1)
-        state.write(strategy, new, new_state, [(self._iterations, iterations)])
+        updates, new_state = self._transformation.update(tree, state, parameters)
+        return optax.apply_updates(parameters, updates), new_state
 
     # -- contexts ----------------------------------------------------------------------------
 

@@ -161,8 +161,7 @@ class OptimizerState:
         Raises:
             VariableError: If the transformation returned other structures or types.
         """
-        values = self._flat(self.structure, parameters, "updates")
-        leaves = self._flat(self._structure, state, "a state")
+        values, leaves = self.flat(parameters, state)
         slots: dict[int, list[tuple[Variable, Any]]] = {id(v): [] for v in self.parameters}
         others = list(also)
         for leaf, value in zip(self._leaves, leaves, strict=True):
@@ -173,7 +172,29 @@ class OptimizerState:
         for variable, value in zip(self.parameters, values, strict=True):
             own = slots[id(variable)]
             extended.update(variable, _assign_with_slots, args=(value, *_unzipped(own)))
-        extended.update_non_slot(self.devices, _assign_all, args=_unzipped(others))
+        self.write_non_slot(strategy, others)
+
+    def write_non_slot(self, strategy: Any, pairs: Sequence[tuple[Variable, Any]]) -> None:
+        """Assigns non-slot variables their new values."""
+        strategy.extended.update_non_slot(self.devices, _assign_all, args=_unzipped(pairs))
+
+    @property
+    def leaves(self) -> list[Any]:
+        """The leaves of the state, a `StateLeaf` for each array."""
+        return list(self._leaves)
+
+    def unflatten(self, leaves: Sequence[Any]) -> Any:
+        """The state with these leaves, for the transformation."""
+        return nest.unflatten(self._structure, leaves)
+
+    def flat(self, parameters: Any, state: Any) -> tuple[list[Any], list[Any]]:
+        """The leaves of what the transformation returned, in the order of the variables.
+
+        Raises:
+            VariableError: If it returned other structures.
+        """
+        values = self._flat(self.structure, parameters, "updates")
+        return values, self._flat(self._structure, state, "a state")
 
     def _slots(self) -> list[StateLeaf]:
         return [

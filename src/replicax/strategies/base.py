@@ -109,6 +109,8 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
             rows = [(*row, cell) for row, cell in zip(rows, column, strict=True)]
         title = f"{type(self).__name__}, {count} replica{'s' if count > 1 else ''}"
         title += f" of {spans} logical devices" if spans > 1 else ""
+        if self._extended.sharding is not None:
+            title += f", {self._extended.sharding.describe()} split over them"
         pieces = [_piece_row(v) for v in live_variables(self) if is_partitioned(v)]
         head = ("partitioned variable", "shape", "pieces", "on each device")
         return "\n".join([title, *_table(rows), *(_table([head, *pieces]) if pieces else ())])

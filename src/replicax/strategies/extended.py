@@ -20,6 +20,7 @@ from jax.core import Tracer
 
 from replicax.backend import compat, devices, placement
 from replicax.backend.collectives import Reduction
+from replicax.backend.shards import ShardLayout
 from replicax.context import stack
 from replicax.core import nest, notices
 from replicax.core.enums import ReduceOp
@@ -28,6 +29,7 @@ from replicax.core.options import bytes_per_pack_of
 from replicax.execution.frame import current_frame
 from replicax.strategies.input_verbs import ExtendedInput
 from replicax.strategies.multi_step import MultiStepContext, StepPrograms, run_steps
+from replicax.strategies.parts import part_of_argument, reduced_to_parts, runs_on_parts
 from replicax.strategies.replication import Replication, component_of, without_views
 from replicax.values.distributed import ComponentView, DistributedValues, Mirrored, PerReplica
 from replicax.values.reduce import reduce_leaves
@@ -36,6 +38,7 @@ from replicax.values.traced import TracedMirrored
 from replicax.variables.colocation import colocated_on
 from replicax.variables.distributed import DistributedVariable
 from replicax.variables.partitioning import is_partitioned
+from replicax.variables.sharded import ShardedVariable, VariablePart
 from replicax.variables.update import UpdateSession
 from replicax.variables.variable import Variable
 
@@ -109,7 +112,9 @@ class StrategyExtended(Replication, ExtendedInput):
             reduce_op: How to combine.
             value: A per-replica value, or one that is the same everywhere.
             destinations: A variable or a value on several devices (the result is
-                then mirrored there), or one device (the result is then bare).
+                then mirrored there), or one device (the result is then bare). To a
+                variable that is split over the replicas, a compiled run sends every
+                replica its part only; used as an array, the result is whole.
             options: Hints for the collective.
             experimental_hints: The same, by its older name.
         """
@@ -128,6 +133,15 @@ class StrategyExtended(Replication, ExtendedInput):
         op = ReduceOp.parse(reduce_op)
         pairs = list(value_destination_pairs)
         reduction = self._hinted(options, experimental_hints)
+        if self.sharding is None:
+            return self._reduced_whole(op, pairs, reduction)
+        layouts = [self._layout_at(destinations) for _, destinations in pairs]
+        split = reduced_to_parts(op, [value for value, _ in pairs], layouts, self.mesh, reduction)
+        rest = [pair for index, pair in enumerate(pairs) if index not in split]
+        whole = iter(self._reduced_whole(op, rest, reduction))
+        return [split[index] if index in split else next(whole) for index in range(len(pairs))]
+
+    def _reduced_whole(self, op: ReduceOp, pairs: list[Any], reduction: Reduction) -> list[Any]:
         reduced: list[Any] = [None] * len(pairs)
         for chosen, how in self._travelling_together(pairs, reduction):
             values = reduce_leaves(op, [pairs[i][0] for i in chosen], self.mesh, how)
@@ -150,6 +164,23 @@ class StrategyExtended(Replication, ExtendedInput):
             (cut if is_partitioned(destination) else whole).append(index)
         unpacked = dataclasses.replace(reduction, num_packs=0, bytes_per_pack=0)
         return [(chosen, how) for chosen, how in ((whole, reduction), (cut, unpacked)) if chosen]
+
+    def _layout_at(self, destinations: Any) -> ShardLayout | None:
+        """How a value is split that goes to `destinations`; None if it goes there whole."""
+        if isinstance(destinations, ShardedVariable):
+            self._require_own(destinations, "the destination of a reduction")
+            return destinations.layout
+        return destinations if isinstance(destinations, ShardLayout) else None
+
+    def gradient_destination(self, variable: Variable) -> Any:
+        """Where to reduce the gradients of `variable` to, for an update in parts if there is one.
+
+        The variable itself; with ``Sharding(stage=2)`` the way its gradients are split, although
+        the variable is whole.
+        """
+        if self.sharding is None or self.sharding.stage == 1:
+            return variable
+        return self.split_layout(variable) or variable
 
     def _hinted(self, options: Any, experimental_hints: Any) -> Reduction:
         hints = experimental_hints if options is None else options
@@ -199,7 +230,7 @@ class StrategyExtended(Replication, ExtendedInput):
         if isinstance(destinations, DistributedVariable):
             self._require_own(destinations, "the destination of a reduction or broadcast")
             return tuple(map(devices.device_name, destinations.devices_in_order))
-        if isinstance(destinations, DistributedValues):
+        if isinstance(destinations, (DistributedValues, ShardLayout)):
             return self.worker_devices
         if isinstance(destinations, (tuple, list)):
             return tuple(devices.device_name(d) for d in devices.resolve_devices(destinations))
@@ -218,6 +249,10 @@ class StrategyExtended(Replication, ExtendedInput):
         group: bool = True,
     ) -> Any:
         """Calls ``fn(v, *args, **kwargs)`` for every copy of `var`, in update context.
+
+        A variable that is split over the replicas is seen whole, and so are the arguments,
+        unless `fn` was declared with ``experimental.elementwise``: in a compiled run such a
+        function gets the parts that the replica has.
 
         Args:
             var: The variable.
@@ -242,6 +277,11 @@ class StrategyExtended(Replication, ExtendedInput):
             return fn(copy, *args, **kwargs)
 
         copies = (var, *var.values)
+        if isinstance(var, ShardedVariable) and runs_on_parts(fn):
+            copies = (VariablePart(var), *var.values)
+            args, kwargs = nest.map_leaves(
+                lambda leaf: part_of_argument(leaf, var.layout), (args, kwargs)
+            )
         return self._in_update_context(
             update_copy, copies, args, kwargs, var.devices_in_order, group
         )
@@ -368,7 +408,8 @@ class StrategyExtended(Replication, ExtendedInput):
         if isinstance(colocate_with_variable, Variable):
             self._require_own(colocate_with_variable, "extended.colocate_vars_with")
         names = self._devices_of(colocate_with_variable)
-        with colocated_on(None if names is None else devices.resolve_devices(names)):
+        primary = colocate_with_variable if isinstance(colocate_with_variable, Variable) else None
+        with colocated_on(None if names is None else devices.resolve_devices(names), primary):
             yield
 
     def non_slot_devices(self, var_list: Sequence[Any]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from replicax.core.sharding import Sharding
 from replicax.strategies.base import Strategy
 from replicax.strategies.cross_device_ops import CrossDeviceOps
 from replicax.strategies.extended import StrategyExtended
@@ -21,10 +22,12 @@ class MirroredExtended(StrategyExtended):
         cross_device_ops: CrossDeviceOps | None,
         logical_devices: int,
         partition_rules: Rules | None,
+        sharding: Sharding | None,
     ) -> None:
         """Uses `devices`, or all local ones."""
         super().__init__(container_strategy)
         self.set_replica_devices(devices, cross_device_ops, logical_devices, partition_rules)
+        self.set_sharding(sharding)
 
 
 class MirroredStrategy(Strategy):
@@ -42,6 +45,8 @@ class MirroredStrategy(Strategy):
             a regular expression, searched for in the name, and what
             ``Variable(..., partition_dimensions=)`` takes, or None for whole variables. The
             first match wins; variables without one are whole on every logical device.
+        sharding: What of the training state is split over the replicas; if None, every replica
+            has all of it.
 
     Example:
         >>> import replicax as rx
@@ -56,8 +61,11 @@ class MirroredStrategy(Strategy):
         *,
         logical_devices: int = 1,
         partition_rules: Rules | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         """A strategy on `devices`."""
         super().__init__(
-            MirroredExtended(self, devices, cross_device_ops, logical_devices, partition_rules)
+            MirroredExtended(
+                self, devices, cross_device_ops, logical_devices, partition_rules, sharding
+            )
         )

@@ -17,6 +17,7 @@ import numpy as np
 from replicax.backend import compat, devices, placement, workers
 from replicax.backend.collectives import Reduction
 from replicax.backend.mesh import ReplicaMesh, logical_mesh
+from replicax.backend.shards import ShardLayout
 from replicax.context import stack
 from replicax.context.eager_peers import EagerPeers, EagerSession
 from replicax.context.replica import ReplicaContext
@@ -26,6 +27,7 @@ from replicax.core.enums import ReduceOp
 from replicax.core.errors import ContextError, VariableError
 from replicax.core.options import RunOptions
 from replicax.core.protocols import CompiledCallable
+from replicax.core.sharding import Sharding
 from replicax.core.typing import Device
 from replicax.core.value_context import ValueContext
 from replicax.execution import epoch
@@ -38,7 +40,7 @@ from replicax.values.distributed import ComponentView, DistributedValues, PerRep
 from replicax.values.reduce import gather_leaf, reduce_leaf
 from replicax.values.regroup import regroup, select
 from replicax.variables.capture import check_run_options, run_traced
-from replicax.variables.colocation import asked_devices
+from replicax.variables.colocation import asked_devices, asked_primary
 from replicax.variables.creation import build_variable
 from replicax.variables.partitioning import NO_RULES, PartitionRules, Rules
 from replicax.variables.variable import Variable
@@ -57,9 +59,11 @@ class Replication:
         serial: A number that no other strategy of this process has or will have.
         cluster_resolver: What knows the cluster; None for a single worker.
         partition_rules: How variables are cut over logical devices, by their names.
+        sharding: What of the training state is split over the replicas; None for nothing.
     """
 
     cluster_resolver: Any = None
+    sharding: Sharding | None = None
 
     def __init__(self, container_strategy: Any) -> None:
         """Prepares for `container_strategy`; subclasses then call `set_replica_devices`."""
@@ -151,13 +155,61 @@ class Replication:
         strategy = self._container_strategy
         if asked is None or asked == self.mesh.local_devices:
             options["partition_rules"] = self.partition_rules
-            return build_variable(mesh=self.mesh, strategy=strategy, **options)
+            layout_for = None if self.sharding is None else self._layout_for
+            return build_variable(
+                mesh=self.mesh, strategy=strategy, layout_for=layout_for, **options
+            )
         if len(asked) == 1:
             return build_variable(home=asked[0], strategy=strategy, **options)
         raise VariableError(
             f"a variable can be on one device or on all of {list(self.worker_devices)}; asked for "
             f"{[devices.device_name(device) for device in asked]}."
         )
+
+    # -- sharding ----------------------------------------------------------------------------
+
+    def set_sharding(self, sharding: Sharding | None) -> None:
+        """Says what is split over the replicas; the ``__init__`` of a strategy may call it.
+
+        Raises:
+            TypeError: If it is no `Sharding`.
+            ValueError: If replicas span several logical devices or workers.
+        """
+        if sharding is None:
+            return
+        if not isinstance(sharding, Sharding):
+            raise TypeError(
+                f"sharding is {sharding!r}; expected an experimental.Sharding, such as "
+                "Sharding(stage=3), or None."
+            )
+        if self.mesh.num_logical_devices > 1:
+            raise ValueError(
+                f"sharding={sharding!r} splits over replicas of one device each; these span "
+                f"{self.mesh.num_logical_devices} logical devices. Leave out one of the two."
+            )
+        self.sharding = sharding
+
+    def split_layout(self, variable: Variable) -> ShardLayout | None:
+        """How the slots and gradients of a parameter are split; None if they are whole."""
+        if self.sharding is None or variable.strategy is not self._container_strategy:
+            return None
+        layout = variable._storage.layout
+        if layout is not None or self.sharding.stage == 3 or not variable.trainable:
+            return layout
+        return self._layout(variable.shape, variable.dtype)
+
+    def _layout_for(self, shape: tuple[int, ...], dtype: Any, trainable: bool) -> Any:
+        """How a new variable is split: a slot as its parameter, a parameter in stage 3."""
+        assert self.sharding is not None
+        primary = asked_primary()
+        if primary is not None:
+            return self.split_layout(primary) if shape == primary.shape else None
+        return self._layout(shape, dtype) if trainable and self.sharding.stage == 3 else None
+
+    def _layout(self, shape: tuple[int, ...], dtype: Any) -> ShardLayout | None:
+        assert self.sharding is not None
+        count = self.num_replicas_in_sync
+        return ShardLayout(shape, count) if self.sharding.splits(shape, dtype, count) else None
 
     # -- run ---------------------------------------------------------------------------------
 

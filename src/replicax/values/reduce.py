@@ -60,7 +60,7 @@ def reduce_leaf(
         value = value.as_components()
     if isinstance(value, TracedPerReplica):
         if axis is None:
-            _check_even(value)
+            check_even(value)
         return value.reduce(op, check_axis(axis, value.local.shape), reduction)
     if isinstance(value, PerReplica):
         return _reduce_per_replica(op, value, axis, reduction)
@@ -86,10 +86,10 @@ def reduce_leaves(
     traced, packed = [], []
     for index, value in enumerate(values):
         if isinstance(value, TracedPerReplica):
-            _check_even(value)
+            check_even(value)
             traced.append(index)
         elif isinstance(value, PerReplica):
-            _check_even(value)
+            check_even(value)
             packed.append(index)
         else:
             results[index] = reduce_leaf(op, value, None, mesh, reduction)
@@ -104,7 +104,12 @@ def reduce_leaves(
     return results
 
 
-def _check_even(value: PerReplica) -> None:
+def check_even(value: PerReplica) -> None:
+    """Raises unless all components have one shape.
+
+    Raises:
+        ReductionError: If they have not.
+    """
     if value.is_uneven:
         raise ReductionError(
             f"components have different shapes {list(value.shapes)} and cannot be combined "
@@ -117,7 +122,7 @@ def _reduce_per_replica(
 ) -> jax.Array:
     axis = check_axis(axis, value.shapes[0])
     if axis is None:
-        _check_even(value)
+        check_even(value)
     elif value.is_uneven:
         return _reduce_uneven(op, value, axis, reduction)
     return _reduce_packed(op, [value], axis, reduction)[0]

@@ -17,6 +17,7 @@ from jax.core import Tracer
 from replicax.backend import collectives, placement
 from replicax.backend.mesh import ReplicaMesh
 from replicax.backend.partition import Layout
+from replicax.backend.shards import ShardLayout
 from replicax.context import stack
 from replicax.core.enums import VariableAggregation, VariableSynchronization
 from replicax.core.errors import TraceError, VariableError
@@ -26,17 +27,19 @@ from replicax.values.distributed import PerReplica
 from replicax.values.operators import plain
 from replicax.values.traced import TracedPerReplica
 from replicax.variables.central import CentralVariable
-from replicax.variables.colocation import asked_devices, colocated_on
+from replicax.variables.colocation import asked_devices, asked_primary, colocated_on
 from replicax.variables.consistency import from_first_worker
 from replicax.variables.mirrored import MirroredVariable
 from replicax.variables.partitioning import NO_RULES, PartitionRules, partition_of
 from replicax.variables.plain import PlainVariable
 from replicax.variables.registry import register
+from replicax.variables.sharded import ShardedVariable, stored
 from replicax.variables.storage import Storage
 from replicax.variables.sync_on_read import SyncOnReadVariable
 from replicax.variables.variable import Variable, provide_creation
 
 Creator = Callable[..., Variable]
+LayoutFor = Callable[[tuple[int, ...], Any, bool], ShardLayout | None]
 
 _creators: contextvars.ContextVar[tuple[Creator, ...]] = contextvars.ContextVar(
     "replicax_variable_creators", default=()
@@ -95,7 +98,8 @@ def create_variable(
         options["partition_dimensions"] = partition_dimensions
     strategy = stack.get_strategy()
     # Asked for here: in an eager run the creation itself happens on another thread.
-    create = functools.partial(_create_once, _creators.get(), asked_devices(), strategy, options)
+    place = asked_devices(), asked_primary()
+    create = functools.partial(_create_once, _creators.get(), place, strategy, options)
     entry = stack.top()
     if entry is None or entry.mode is not stack.Mode.REPLICA:
         return create(initial_value)
@@ -104,7 +108,7 @@ def create_variable(
 
 def _create_once(
     creators: tuple[Creator, ...],
-    devices: tuple[Device, ...] | None,
+    place: tuple[tuple[Device, ...] | None, Any],
     strategy: Any,
     options: dict[str, Any],
     initial_value: Any,
@@ -113,7 +117,7 @@ def _create_once(
     creator: Creator = strategy.extended.create_variable
     for outer in creators:
         creator = functools.partial(outer, creator)
-    with colocated_on(devices):
+    with colocated_on(*place):
         return creator(initial_value=initial_value, **options)
 
 
@@ -133,6 +137,7 @@ def build_variable(
     home: Device | None = None,
     partition_dimensions: Layout | None = None,
     partition_rules: PartitionRules = NO_RULES,
+    layout_for: LayoutFor | None = None,
 ) -> Variable:
     """A variable on `mesh`, or one copy on `home`, or an undistributed one.
 
@@ -148,12 +153,18 @@ def build_variable(
         home: The device of a single copy.
         partition_dimensions: As given.
         partition_rules: What holds where it was not.
+        layout_for: Gives the way to split a variable over the replicas, or None, from its shape,
+            its dtype and whether it is trainable; sync-on-read variables are never split.
     """
     name = "Variable" if name is None else name
     on_read = synchronization is VariableSynchronization.ON_READ
     value = _initial_value(initial_value, dtype, name)
     _check_properties(name, value.dtype, synchronization, aggregation, strategy)
     shape = tuple(value.shape)
+    trainable = not on_read if trainable is None else bool(trainable)
+    layout = None
+    if layout_for is not None and not on_read:
+        layout = layout_for(shape, np.dtype(value.dtype), trainable)
     storage = Storage(
         name,
         shape,
@@ -162,14 +173,17 @@ def build_variable(
         home=home,
         per_replica=on_read and mesh is not None,
         spec=partition_of(partition_dimensions, partition_rules, name, shape, mesh=mesh, home=home),
+        layout=layout,
     )
     kind = PlainVariable if home is None else CentralVariable
     if mesh is not None:
         kind = SyncOnReadVariable if on_read else MirroredVariable
+    if layout is not None:
+        kind = ShardedVariable
     variable = kind(
         storage,
         strategy=None if kind is PlainVariable else strategy,
-        trainable=not on_read if trainable is None else bool(trainable),
+        trainable=trainable,
         synchronization=synchronization,
         aggregation=aggregation,
     )
@@ -263,7 +277,9 @@ def _initialise(variable: Variable, value: Any) -> None:
     if frame.in_replica and strategy is not None and strategy.num_replicas_in_sync > 1:
         value = collectives.from_first_replica(value)
     frame.created.append((variable, value))
-    if storage.per_replica and not frame.in_replica:
+    if storage.layout is not None:
+        value = stored(storage, value, frame)
+    elif storage.per_replica and not frame.in_replica:
         value = jnp.broadcast_to(value[None], storage.global_shape)
     frame.adopt(storage, value)
 

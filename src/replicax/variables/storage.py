@@ -1,8 +1,8 @@
 """The buffers of one variable, owned by nobody else.
 
 `array` is one JAX array: replicated over the mesh (mirrored), with a leading
-replica dim (one value per replica), or on one device (undistributed); in the first
-two cases it may be cut over the logical devices of each replica. A compiled
+replica dim (one value per replica, or one part of a split value), or on one device
+(undistributed); whole copies may be cut over the logical devices of each replica. A compiled
 step takes it by donation and puts the new one back. `handed_out` says that
 somebody else can see the buffer, so that the next step must not donate it.
 """
@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 from replicax.backend import compat, partition, placement
 from replicax.backend.mesh import ReplicaMesh
 from replicax.backend.runahead import RUN_AHEAD
+from replicax.backend.shards import ShardLayout
 from replicax.core.errors import LostVariableError
 from replicax.core.typing import Device
 from replicax.execution import epoch
@@ -35,9 +36,10 @@ class Storage:
         dtype: Its dtype.
         mesh: The devices that hold it; None if there is a single copy.
         home: The device of a single copy; None if it may be anywhere.
-        per_replica: Whether every replica has a value of its own.
+        per_replica: Whether every replica has a value, or a part, of its own.
         spec: How a copy is cut over the logical devices of its replica; None if it is whole on
             each of them.
+        layout: How a value that is split over the replicas is divided; else None.
         array: The buffers; None until there is an initial value.
         handed_out: Whether somebody outside holds the buffer.
         lost: Whether a failed execution took the buffer.
@@ -49,6 +51,7 @@ class Storage:
         "dtype",
         "handed_out",
         "home",
+        "layout",
         "lost",
         "mesh",
         "name",
@@ -69,6 +72,7 @@ class Storage:
         home: Device | None = None,
         per_replica: bool = False,
         spec: PartitionSpec | None = None,
+        layout: ShardLayout | None = None,
     ) -> None:
         """Storage without a value."""
         self.name = name
@@ -76,17 +80,23 @@ class Storage:
         self.dtype = dtype
         self.mesh = mesh
         self.home = home
-        self.per_replica = per_replica
+        self.per_replica = per_replica or layout is not None
         self.spec = spec
+        self.layout = layout
         self.array = None
         self.handed_out = False
         self.lost = False
 
     @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of what one replica has."""
+        return self.shape if self.layout is None else (self.layout.part_size,)
+
+    @property
     def global_shape(self) -> tuple[int, ...]:
         """The shape of `array`."""
         if self.per_replica and self.mesh is not None:
-            return (self.mesh.num_replicas, *self.shape)
+            return (self.mesh.num_replicas, *self.local_shape)
         return self.shape
 
     @property
@@ -140,18 +150,33 @@ class Storage:
         """One uncommitted array per copy of this worker; the caller may keep them."""
         if self.spec is not None and self.mesh is not None:
             return [self.component(i) for i in range(len(self.mesh.local_replicas))]
+        if self.layout is not None:
+            return [self.component(index) for index in range(self.layout.num_parts)]
         parts = placement.parts_of(self.hand_out(), self.mesh)
         if self.per_replica:
             return [compat.uncommitted(part).reshape(self.shape) for part in parts]
         return [compat.uncommitted(part) for part in parts]
 
     def component(self, index: int) -> jax.Array:
-        """The uncommitted array of one copy of this worker; the caller may keep it."""
+        """The uncommitted array of one copy of this worker; the caller may keep it.
+
+        Of a value in pieces or parts it is the whole, put together on the device of that replica.
+        """
         if self.spec is not None and self.mesh is not None:
             with RUN_AHEAD.lock:  # a step must not take the pieces while they are copied
                 return partition.gathered(self.live_array(), index, self.shape, self.mesh)
+        if self.layout is not None:
+            return self._joined(self.layout, index)
         part = compat.uncommitted(placement.parts_of(self.hand_out(), self.mesh)[index])
         return part.reshape(self.shape) if self.per_replica else part
+
+    def _joined(self, layout: ShardLayout, index: int) -> jax.Array:
+        assert self.mesh is not None
+        device = self.mesh.local_devices[index]
+        with RUN_AHEAD.lock:  # no step may donate the parts before they have been asked for
+            parts = placement.parts_of(self.live_array(), self.mesh)
+            rows = [jax.device_put(part, device) for part in parts]
+            return compat.uncommitted(layout.joined(jax.numpy.concatenate(rows)))
 
     def set(self, array: jax.Array) -> None:
         """Replaces the buffers by ones that nobody else holds."""
@@ -195,7 +220,12 @@ class Storage:
             self.set(placement.replicate(value, self.mesh))
 
     def set_components(self, values: Iterable[Any]) -> None:
-        """Gives each copy of this worker its own value; the values are copied."""
+        """Gives each copy of this worker its own value; the values are copied.
+
+        The copies of a value that is split are all of it, and equal.
+        """
+        if self.layout is not None:
+            values = np.asarray(self.layout.split(jax.numpy.asarray(next(iter(values)))))
         if self.mesh is None:
             (value,) = values
             self.set_value(value)
@@ -210,7 +240,7 @@ class Storage:
             for value, device in zip(values, self.mesh.local_devices, strict=True)
         ]
         if self.per_replica:
-            copies = [copy.reshape((1, *self.shape)) for copy in copies]
+            copies = [copy.reshape((1, *self.local_shape)) for copy in copies]
         layout = self.mesh.per_replica if self.per_replica else self.mesh.replicated
         self.set(placement.joined(copies, self.global_shape, self.mesh, layout))
 

@@ -1,0 +1,59 @@
+"""A mirrored value of a traced replica function of which every replica has a part only."""
+
+from __future__ import annotations
+
+import jax
+
+from replicax.backend import compat
+from replicax.backend.mesh import ReplicaMesh
+from replicax.backend.shards import ShardLayout
+from replicax.values.distributed import Mirrored, register_as_array
+from replicax.values.traced import TracedMirrored
+
+
+class TracedSplit(TracedMirrored):
+    """What a reduction to a sharded variable gives: equal everywhere, and split over the replicas.
+
+    Used as an array it is the whole, gathered where it was made.
+
+    Attributes:
+        part: The part of the replica that executes the program.
+        layout: How it is split.
+    """
+
+    __slots__ = ("_trace", "layout", "part")
+
+    def __init__(self, mesh: ReplicaMesh, part: jax.Array, layout: ShardLayout) -> None:
+        """Wraps `part`."""
+        Mirrored.__init__(self, mesh)
+        self.part = part
+        self.layout = layout
+        self._trace = compat.current_trace()
+
+    def __repr__(self) -> str:
+        return f"Mirrored:{{each of {self.mesh.num_replicas} replicas has a part: {self.part!r}}}"
+
+    @property
+    def values(self) -> tuple[jax.Array, ...]:
+        """The whole, for each replica of this worker."""
+        return (self.array(),) * len(self.mesh.local_replicas)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole."""
+        return self.layout.shape
+
+    @property
+    def dtype(self) -> jax.numpy.dtype:
+        """The dtype of the value."""
+        return self.part.dtype
+
+    def array(self) -> jax.Array:
+        """The whole."""
+        if self._array is None:
+            with compat.inside_trace(self._trace):
+                self._array = self.layout.gathered(self.part)
+        return self._array
+
+
+register_as_array(TracedSplit)

@@ -1,0 +1,182 @@
+"""Sharded variables: one value, split over the replicas.
+
+They mean what mirrored variables mean. What differs is where the value is: a replica stores its
+part only, a read in a compiled replica function gathers the whole, and an assignment keeps the
+replica's part of what was assigned. Code that can do with parts (an update of every element by
+itself) reads and writes those.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.backend.shards import ShardLayout
+from replicax.core.errors import ContextError
+from replicax.execution.frame import Frame, current_frame
+from replicax.execution.uniform import uniform
+from replicax.values.distributed import ComponentView, register_as_array
+from replicax.values.operators import ArrayOperators
+from replicax.variables.conversion import converted
+from replicax.variables.mirrored import MirroredVariable
+from replicax.variables.overrides import drop_override
+from replicax.variables.storage import Storage
+from replicax.variables.variable import COMBINES, describe_component
+
+
+def own_part(layout: ShardLayout, whole: Any, what: str) -> jax.Array:
+    """The replica's part of a whole value, in a compiled replica function.
+
+    Args:
+        layout: How it is split.
+        whole: The value, which all replicas must have.
+        what: What it is, for the error if they have not.
+    """
+    return layout.own_part(uniform(jnp.asarray(whole), what))
+
+
+def stored(storage: Storage, whole: Any, frame: Frame) -> jax.Array:
+    """What `frame` keeps of a whole value of a variable that is split."""
+    layout = storage.layout
+    assert layout is not None
+    if not frame.in_replica:
+        return layout.split(jnp.asarray(whole))
+    return own_part(layout, whole, f"the value assigned to variable {storage.name!r}")
+
+
+@register_as_array
+class ShardedVariable(MirroredVariable):
+    """A variable of which every replica stores an equal part.
+
+    Reads give the whole value everywhere; assignments in a replica are combined by
+    the aggregation, as for mirrored variables.
+    """
+
+    __slots__ = ()
+
+    @property
+    def layout(self) -> ShardLayout:
+        """How it is split."""
+        layout = self._storage.layout
+        assert layout is not None
+        return layout
+
+    @property
+    def parts(self) -> tuple[jax.Array, ...]:
+        """What each replica stores, as rows of elements, without what fills up the last ones."""
+        rows = jax.device_get(self._storage.live_array())
+        return tuple(
+            jnp.asarray(row[: stop - start])
+            for row, (start, stop) in zip(rows, self.layout.bounds, strict=True)
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} in {self.layout.num_parts} parts: " + describe_component(
+            self, self._show
+        )
+
+    # -- the whole ---------------------------------------------------------------------------
+
+    def _read_traced(self, frame: Frame) -> Any:
+        layout = self.layout
+        return frame.derived(self._storage, layout.gathered if frame.in_replica else layout.joined)
+
+    def read_copy(self, index: int) -> Any:
+        """The whole value in a trace."""
+        del index
+        frame = current_frame()
+        assert frame is not None
+        return self._read_traced(frame)
+
+    def _apply_to_all(self, method: str, value: Any) -> None:
+        frame = current_frame()
+        if frame is None:
+            super()._apply_to_all(method, value)
+            return
+        self._write(frame, method, stored(self._storage, value, frame))
+
+    def _write(self, frame: Frame, method: str, part: jax.Array) -> None:
+        if method != "assign":
+            part = COMBINES[method](frame.read(self._storage), part).astype(self.dtype)
+        frame.write(self._storage, part)
+
+    # -- the parts, in a compiled replica function -------------------------------------------
+
+    def read_part(self) -> jax.Array:
+        """The replica's part."""
+        return self._replica_frame("read_part").read(self._storage)
+
+    def assign_part(self, part: jax.Array, method: str = "assign") -> None:
+        """Assigns the replica's part; the caller knows that all replicas assign theirs."""
+        drop_override(self)
+        self._write(self._replica_frame("assign_part"), method, part)
+
+    def _replica_frame(self, call: str) -> Frame:
+        frame = current_frame()
+        if frame is None or not frame.in_replica:
+            raise ContextError(
+                f"{call} of variable {self.name!r} outside of a compiled replica function, where "
+                "there is no part of a replica's own. Read and assign the whole value."
+            )
+        return frame
+
+
+@register_as_array
+class VariablePart(ArrayOperators, ComponentView):
+    """A replica's part of a sharded variable, for an update that treats every element alike."""
+
+    __slots__ = ("__weakref__", "_variable")
+
+    def __init__(self, variable: ShardedVariable) -> None:
+        """The part of `variable` that belongs to the replica that executes the program."""
+        self._variable = variable
+
+    @property
+    def container(self) -> ShardedVariable:
+        """The variable."""
+        return self._variable
+
+    @property
+    def name(self) -> str:
+        """The variable's name."""
+        return self._variable.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the part: a row of elements."""
+        return (self._variable.layout.part_size,)
+
+    @property
+    def dtype(self) -> Any:
+        """The variable's dtype."""
+        return self._variable.dtype
+
+    @property
+    def value(self) -> jax.Array:
+        """The current value of the part."""
+        return self.read_value()
+
+    def read_value(self) -> jax.Array:
+        """The current value of the part."""
+        return self._variable.read_part()
+
+    def assign(self, value: Any) -> VariablePart:
+        """Replaces the part."""
+        return self._assign("assign", value)
+
+    def assign_add(self, delta: Any) -> VariablePart:
+        """Adds to the part."""
+        return self._assign("assign_add", delta)
+
+    def assign_sub(self, delta: Any) -> VariablePart:
+        """Subtracts from the part."""
+        return self._assign("assign_sub", delta)
+
+    def _assign(self, method: str, value: Any) -> VariablePart:
+        self._variable.assign_part(jnp.asarray(converted(value, self, method)), method)
+        return self
+
+    def __repr__(self) -> str:
+        return f"<part of rx.Variable {self.name!r} shape={self.shape} dtype={self.dtype}>"
