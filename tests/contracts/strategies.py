@@ -6,6 +6,7 @@ factory. Factories make a new strategy each time where that is possible.
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -20,7 +21,7 @@ def local_ids(strategy: rx.Strategy) -> range:
     return strategy.extended.mesh.local_replicas
 
 
-def mirrored(num_replicas: int, **options: int) -> rx.MirroredStrategy:
+def mirrored(num_replicas: int, **options: Any) -> rx.MirroredStrategy:
     if IN_CLUSTER:  # its workers have fewer devices
         num_replicas = min(num_replicas, len(jax.local_devices()))
     return rx.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)], **options)
@@ -30,6 +31,16 @@ def central(num_replicas: int) -> rx.experimental.CentralStorageStrategy:
     """Replicas on the devices after CPU:0, which has the variables."""
     compute = [f"CPU:{i + 1}" for i in range(num_replicas)]
     return rx.experimental.CentralStorageStrategy(compute, "CPU:0")
+
+
+def sharded(num_replicas: int) -> rx.MirroredStrategy:
+    """Every trainable variable that has a dim is split, the smallest ones too."""
+
+    def split_all(shape: tuple[int, ...], dtype: Any) -> list[int]:
+        return [2] * len(shape)
+
+    sharding = rx.experimental.Sharding(stage=3, partitioner=split_all)
+    return mirrored(num_replicas, sharding=sharding)
 
 
 def num_copies(strategy: rx.Strategy) -> int:
@@ -54,6 +65,7 @@ STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
     "mirrored_2": lambda: mirrored(2),
     "mirrored_3": lambda: mirrored(3),
     "mirrored_8": lambda: mirrored(8),
+    "sharded_3": lambda: sharded(3),
     "logical_2x2": lambda: mirrored(4, logical_devices=2),
     "central_2": lambda: central(2),
     "central_3": lambda: central(3),

@@ -16,14 +16,14 @@ from replicax.execution.frame import Frame, current_frame, fill_holes, frame_of,
 @dataclasses.dataclass(frozen=True, eq=False)
 class Key:
     name: str = "state"
-    shape: tuple = ()
+    local_shape: tuple = ()
     dtype: object = jnp.float32
     per_replica: bool = False
     num_replicas: int = 2
 
     @property
     def global_shape(self):
-        return (self.num_replicas, *self.shape) if self.per_replica else self.shape
+        return (self.num_replicas, *self.local_shape) if self.per_replica else self.local_shape
 
 
 def trace(fn, *args, in_replica=False):
@@ -108,7 +108,7 @@ def test_unused_state_is_still_an_input():
 
 
 def test_in_a_replica_state_has_its_own_shape_and_outside_that_of_all():
-    key = Key(shape=(3,), per_replica=True)
+    key = Key(local_shape=(3,), per_replica=True)
     for in_replica, shape in ((True, (3,)), (False, (2, 3))):
         shapes = []
         trace(lambda frame, s=shapes: s.append(frame.read(key).shape), in_replica=in_replica)

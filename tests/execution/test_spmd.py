@@ -28,14 +28,14 @@ AXIS = rx.REPLICA_AXIS
 @dataclasses.dataclass(frozen=True, eq=False)
 class Key:
     name: str = "state"
-    shape: tuple = ()
+    local_shape: tuple = ()
     dtype: object = jnp.float32
     per_replica: bool = False
     num_replicas: int = 4
 
     @property
     def global_shape(self):
-        return (self.num_replicas, *self.shape) if self.per_replica else self.shape
+        return (self.num_replicas, *self.local_shape) if self.per_replica else self.local_shape
 
 
 class State:

@@ -58,7 +58,7 @@ class ShardLayout:
     def bounds(self) -> tuple[tuple[int, int], ...]:
         """Which elements of the whole each part has."""
         cuts = [min(i * self.part_size, self.size) for i in range(self.num_parts + 1)]
-        return tuple(zip(cuts, cuts[1:], strict=False))
+        return tuple(itertools.pairwise(cuts))
 
     def reshaped(self, shape: Sequence[int]) -> ShardLayout:
         """The same parts, of a whole with another shape."""

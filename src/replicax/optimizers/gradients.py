@@ -151,8 +151,7 @@ def reduced(
     if waiting:
         extended = strategy.extended
         pairs = [
-            (gradients[index], extended.gradient_destination(variables[index]))
-            for index in waiting
+            (gradients[index], extended.gradient_destination(variables[index])) for index in waiting
         ]
         for index, total in zip(waiting, extended.batch_reduce_to(op, pairs), strict=True):
             results[index] = _unwrapped(total)

@@ -31,16 +31,19 @@ from replicax.execution.uniform import uniform
 
 # Every element of the result depends on the same element of the operands; a scalar operand
 # is one for all elements.
-ELEMENTWISE = frozenset(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp clz complex conj
-    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor
-    ge gt igamma igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max
-    min mul ne neg nextafter not or polygamma population_count pow real reduce_precision
-    regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic
-    shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta
-    """.split()
-)
+# fmt: off
+ELEMENTWISE = frozenset({
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
+    "cbrt", "ceil", "clamp", "clz", "complex", "conj", "convert_element_type", "copy", "copy_p",
+    "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1",
+    "floor", "ge", "gt", "igamma", "igammac", "imag", "integer_pow", "is_finite", "le", "le_to",
+    "lgamma", "log", "log1p", "logistic", "lt", "lt_to", "max", "min", "mul", "ne", "neg",
+    "nextafter", "not", "or", "polygamma", "population_count", "pow", "real", "reduce_precision",
+    "regularized_incomplete_beta", "rem", "round", "rsqrt", "select_n", "shift_left",
+    "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square",
+    "stop_gradient", "sub", "tan", "tanh", "xor", "zeta",
+})
+# fmt: on
 # Looked through, by the parameter that holds the function.
 _CALLS = {
     "jit": "jaxpr",
@@ -105,13 +108,13 @@ def part_of(value: Value, layout: ShardLayout) -> jax.Array:
 def gather_together(values: Sequence[Value], reduction: Reduction) -> list[Any]:
     """The whole of each value; small parts travel together."""
     split = [value for value in values if isinstance(value, Split)]
-    wholes = iter(
-        shards.all_gather([v.part for v in split], [v.layout for v in split], reduction)
-    )
+    wholes = iter(shards.all_gather([v.part for v in split], [v.layout for v in split], reduction))
     return [next(wholes) if isinstance(value, Split) else whole_of(value) for value in values]
 
 
-def run_on_parts(fn: Callable[[list[Any]], Any], values: Sequence[Value]) -> tuple[list[Value], Any]:
+def run_on_parts(
+    fn: Callable[[list[Any]], Any], values: Sequence[Value]
+) -> tuple[list[Value], Any]:
     """What ``fn(values)`` returns, computed on parts as far as that gives the same.
 
     Args:

@@ -279,9 +279,9 @@ class StrategyExtended(Replication, ExtendedInput):
         copies = (var, *var.values)
         if isinstance(var, ShardedVariable) and runs_on_parts(fn):
             copies = (VariablePart(var), *var.values)
-            args, kwargs = nest.map_leaves(
-                lambda leaf: part_of_argument(leaf, var.layout), (args, kwargs)
-            )
+            in_parts = lambda leaf: part_of_argument(leaf, var.layout)  # noqa: E731
+            args = tuple(nest.map_leaves(in_parts, args))
+            kwargs = dict(nest.map_leaves(in_parts, kwargs))
         return self._in_update_context(
             update_copy, copies, args, kwargs, var.devices_in_order, group
         )
