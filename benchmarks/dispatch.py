@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from alternating import alternate, compared, environment, parse_options
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import replicax as rx
 

@@ -37,8 +37,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from alternating import KINDS, alternate, environment, median, paired_ratio, parse_options
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import replicax as rx
 from replicax.input.source import Source

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from alternating import KINDS, alternate, environment, median, paired_ratio, parse_options
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import replicax as rx
 from replicax.optimizers.optimizer import Optimizer
