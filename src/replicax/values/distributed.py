@@ -8,6 +8,7 @@ Nothing here knows of variables, contexts or strategies.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self
 
@@ -400,7 +401,10 @@ register_as_array(Mirrored)
 
 def _shown(mesh: ReplicaMesh, values: Sequence[Any]) -> str:
     rows = zip(mesh.local_replicas, values, strict=True)
-    lines = [f"  {replica_id}: {workers.translated(value.__repr__)}" for replica_id, value in rows]
+    lines = [
+        f"  {replica_id}: {workers.translated(functools.partial(repr, value))}"
+        for replica_id, value in rows
+    ]
     return "{\n" + ",\n".join(lines) + "\n}"
 
 
