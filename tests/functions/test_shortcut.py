@@ -48,9 +48,7 @@ def accumulator(strategy):
 
 
 def batch_of(strategy, value):
-    return strategy.distribute_batch(
-        np.full(2 * strategy.num_replicas_in_sync, value, np.float32)
-    )
+    return strategy.distribute_batch(np.full(2 * strategy.num_replicas_in_sync, value, np.float32))
 
 
 def goes_through_jit(run):
@@ -191,17 +189,42 @@ def test_a_check_for_nan_that_is_turned_on_later_sees_the_step(strategy):
     assert not goes_through_jit(lambda: strategy.run(step, args=(batch,)))
 
 
-def test_a_deleted_argument_is_refused_as_jit_does_and_nothing_is_lost(strategy):
+@pytest.mark.parametrize(
+    "end",
+    [lambda x: x.delete(), jax.jit(lambda x: x + 1, donate_argnums=0)],
+    ids=["delete", "donate"],
+)
+def test_a_batch_that_was_given_away_is_refused_and_the_process_goes_on(strategy, end):
     total, step = accumulator(strategy)
     expected = settled(strategy, step)
     batch = batch_of(strategy, 1.0)
-    array = batch.packed() if isinstance(batch, rx.PerReplica) else batch
-    array.delete()
+    strategy.run(step, args=(batch,))
+    end(batch.packed() if isinstance(batch, rx.PerReplica) else batch)
     with pytest.raises(RuntimeError, match="Array has been deleted"):
         strategy.run(step, args=(batch,))
-    np.testing.assert_array_equal(total.numpy(), [expected] * 2)
-    strategy.run(step, args=(batch_of(strategy, 1.0),))
     np.testing.assert_array_equal(total.numpy(), [expected + strategy.num_replicas_in_sync] * 2)
+
+
+def test_a_variable_that_was_handed_out_and_deleted_is_refused_and_the_process_goes_on(strategy):
+    with strategy.scope():
+        rate = rx.Variable(jnp.ones(2))
+        total = rx.Variable(jnp.zeros(2), aggregation=SUM)
+
+    @rx.function
+    def step(x):
+        total.assign_add(x * rate)
+
+    batch = batch_of(strategy, 1.0)
+    for _ in range(4):
+        strategy.run(step, args=(batch,))
+    exposed = rate._storage.hand_out()
+    assert not goes_through_jit(lambda: strategy.run(step, args=(batch,)))
+    exposed.delete()
+    with pytest.raises(RuntimeError, match="Array has been deleted"):
+        strategy.run(step, args=(batch,))
+    rate.assign([2.0, 2.0])
+    strategy.run(step, args=(batch,))
+    np.testing.assert_array_equal(total.numpy(), [7.0 * strategy.num_replicas_in_sync] * 2)
 
 
 def test_an_argument_that_the_step_does_not_use_may_change_freely(strategy):

@@ -15,8 +15,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax._src import cloud_tpu_init, clusters, distributed, source_info_util, xla_bridge
 from jax._src import api as jax_api
+from jax._src import cloud_tpu_init, clusters, distributed, source_info_util, xla_bridge
 from jax._src import config as jax_config
 from jax._src import core as jax_core
 from jax._src.array import ArrayImpl
@@ -196,20 +196,21 @@ PLAIN_STATES: tuple[tuple[Any, Any], ...] = (
     (jax_api._post_hook_state, None),
     (jax_config.device_context, None),
 )
-"""What `jit` looks at in every call beside its arguments and `trace_settings`, with the ``value`` of
-each where `jit` does nothing but run the program: no open trace, no check of results (for NaN), no
-devices chosen by a context."""
+"""What `jit` looks at in every call beside its arguments and `trace_settings`, with the ``value``
+of each where `jit` does nothing but run the program: no open trace, no check of results (for NaN),
+no devices chosen by a context."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Executable:
     """A compiled program, to be called without any checks.
 
-    Its outputs come from ``consume(execute(inputs), *handlers)``. There is no method for it, because
-    a caller who must not lose them to Ctrl-C needs all in one call of C code.
+    Its outputs come from ``consume(execute(inputs), *handlers)``. There is no method for it: a
+    caller who must not lose them to Ctrl-C needs all in one call of C code.
 
     Attributes:
-        execute: Starts it with a list of arrays, which it takes as they are.
+        execute: Starts it with a list of arrays, which it takes as they are. One that is deleted
+            ends the process.
         handlers: A tuple of the one other argument of `consume`.
         kept: Which of the inputs it uses; None for all.
     """
@@ -252,7 +253,7 @@ def executable_of(compiled: Any, inputs: Sequence[jax.Array]) -> Executable | No
 
 
 def _is_extended(aval: Any) -> bool:
-    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+    return jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
 # -- arrays ------------------------------------------------------------------------------------

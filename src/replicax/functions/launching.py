@@ -31,7 +31,7 @@ _handed_out = operator.attrgetter("handed_out")
 
 
 def launcher(
-    variants: Mapping[bool, Callable[..., Any]],
+    variants: Mapping[bool, Any],
     written: list[Storage],
     read: list[Storage],
     *,
@@ -52,6 +52,7 @@ def launcher(
     run_ahead, lock, tokens, counts = RUN_AHEAD, RUN_AHEAD.lock, RUN_AHEAD.tokens, COUNTS
     epoch = EPOCH
     kind_of, trace_settings, consume = compat.kind_of, compat.trace_settings, compat.consume
+    is_deleted: Callable[[Any], bool] = compat.ConcreteArray.is_deleted
     (trace, no_trace), (check, no_check), (devices, no_devices) = compat.PLAIN_STATES
     state, num_written = [*written, *read], len(written)
     lowered: Any = None  # kept from the first launch to the second
@@ -62,8 +63,11 @@ def launcher(
     argument_kinds = settings = kept = None
     seen: object = None  # the stamp when the variables were last found fit for the shortcut
 
+    exposed: list[Storage] = []  # variables that are read, and that others could delete
+
     def is_fit(arrays: list[Any]) -> bool:
         """Whether the shortcut can take these arrays of the variables."""
+        exposed[:] = filter(_handed_out, read)
         return shortcut is not None and are_alike(kinds_of(arrays), shortcut.state_kinds)
 
     def look_for_shortcut(before: list[Any], arguments: list[Any]) -> None:
@@ -84,7 +88,7 @@ def launcher(
         with lock:
             if len(tokens) >= run_ahead.room:
                 run_ahead.make_room()
-            inputs = [key.array for key in state]
+            inputs: list[Any] = [key.array for key in state]
             stamp = counts.stamp  # after `inputs`, see Storage.set
             is_short = gives = stamp is seen
             if not is_short:
@@ -101,6 +105,8 @@ def launcher(
                     kinds = None
                 is_short = (
                     (kinds == argument_kinds or are_alike(kinds, argument_kinds))
+                    and not any(map(is_deleted, arguments))
+                    and not (exposed and any(is_deleted(key.array) for key in exposed))
                     and trace.value is no_trace
                     and check.value is no_check
                     and devices.value is no_devices
@@ -113,13 +119,9 @@ def launcher(
                     # The result must reach `done` before Ctrl-C is noticed: the inputs are gone.
                     if is_short:
                         used = inputs if kept is None else [inputs[index] for index in kept]
-                        try:
-                            done.extend(map(consume, map(execute, (used,)), handlers))
-                        except Exception:
-                            if any(array.is_deleted() for array in inputs[:num_written]):
-                                raise
-                            is_short = False  # it has not run: let `jit` say what is wrong
-                    if not is_short:
+                        done.extend(map(consume, map(execute, (used,)), handlers))
+                    else:
+                        _refuse_deleted(inputs)
                         counts.stamp = object()
                         parts = inputs[:num_written], inputs[num_written : len(state)], arguments
                         if gives and not num_looks and trace.value is no_trace:
@@ -157,6 +159,13 @@ def launcher(
         return outputs
 
     return launch
+
+
+def _refuse_deleted(inputs: list[Any]) -> None:
+    """Lets JAX say so; a program on several devices that gets such an array ends the process."""
+    for array in inputs:
+        if type(array) is compat.ConcreteArray and array.is_deleted():
+            jax.device_get(array)
 
 
 def _await_or_drop(done: list[Any], token_at: int) -> None:

@@ -180,7 +180,7 @@ class Storage:
 
     def set(self, array: jax.Array) -> None:
         """Replaces the buffers by ones that nobody else holds."""
-        COUNTS.stamp = object()  # first: a launch in another thread takes the array, then looks here
+        COUNTS.stamp = object()  # first: launches in other threads take the array, then look here
         self.array = array
         self.handed_out = False
         self.lost = False

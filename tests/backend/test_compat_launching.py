@@ -1,0 +1,137 @@
+"""Calling an executable of JAX itself does what calling it through `jit` does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from replicax.backend import compat
+
+
+def step(state, x):
+    return [state + x, x * 2]
+
+
+def placed(value, num_devices):
+    value = np.asarray(value, np.float32)
+    if num_devices == 1:
+        return jnp.asarray(value)
+    mesh = Mesh(np.asarray(jax.devices()[:num_devices]), ("d",))
+    return jax.device_put(value, NamedSharding(mesh, PartitionSpec()))
+
+
+def compiled(fn, *inputs, **options):
+    return jax.jit(fn, **options).lower(*inputs).compile()
+
+
+def call(executable, inputs):
+    if executable.kept is not None:
+        inputs = [inputs[index] for index in executable.kept]
+    return compat.consume(executable.execute(inputs), *executable.handlers)
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_an_executable_gives_what_jit_gives(num_devices):
+    state, x = placed([1.0, 2.0], num_devices), placed([3.0, 4.0], num_devices)
+    expected = jax.jit(step)(state, x)
+    executable = compat.executable_of(compiled(step, state, x), [state, x])
+    assert isinstance(executable, compat.Executable)
+    outputs = call(executable, [state, x])
+    for output, other in zip(outputs, expected, strict=True):
+        np.testing.assert_array_equal(output, other)
+        assert output.sharding == other.sharding
+        assert compat.is_committed(output) == other.committed == (num_devices > 1)
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_an_executable_takes_donated_inputs(num_devices):
+    state, x = placed([1.0, 2.0], num_devices), placed([3.0, 4.0], num_devices)
+    executable = compat.executable_of(compiled(step, state, x, donate_argnums=0), [state, x])
+    assert executable is not None
+    call(executable, [state, x])
+    assert state.is_deleted()
+    assert not x.is_deleted()
+
+
+def test_an_executable_knows_which_inputs_it_uses():
+    state, x = jnp.ones(2), jnp.full(2, 5.0)
+    executable = compat.executable_of(compiled(lambda state, x: [x + 1], state, x), [state, x])
+    assert executable is not None
+    assert executable.kept == [1]
+    np.testing.assert_array_equal(call(executable, [state, x])[0], [6.0, 6.0])
+
+
+def callback(state, x):
+    return [state + jax.pure_callback(lambda x: x, jax.typeof(x), x), x]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        pytest.param(callback, id="a host callback"),
+        pytest.param(lambda state, x: [jax.random.key(0), state + x], id="a random key"),
+    ],
+)
+def test_a_program_that_needs_more_care_has_no_executable(fn):
+    inputs = [jnp.ones(2), jnp.ones(2)]
+    assert compat.executable_of(compiled(fn, *inputs), inputs) is None
+
+
+def test_inputs_in_other_places_have_no_executable():
+    x = jnp.ones(2)
+    elsewhere = jax.device_put(x, jax.devices()[3])
+    assert compat.executable_of(compiled(step, x, x), [x, elsewhere]) is None
+
+
+def test_lowering_again_what_jit_has_compiled_compiles_nothing():
+    names = []
+
+    def note(name, duration, **details):
+        if name.endswith("backend_compile_duration"):
+            names.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        program = jax.jit(lambda state, x: [state + x])
+        inputs = [jnp.ones(3), jnp.ones(3)]
+        names.clear()
+        lowered = program.lower(*inputs)
+        program(*inputs)
+        assert len(names) == 1
+        lowered.compile()
+        assert len(names) == 1
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+
+
+def test_arrays_of_one_program_share_their_kind():
+    program = jax.jit(lambda x: x + 1)
+    one, other = program(jnp.ones(3)), program(jnp.zeros(3))
+    assert all(a is b for a, b in zip(compat.kind_of(one), compat.kind_of(other), strict=True))
+    for different in (jnp.ones(4), jnp.ones(3, jnp.int32), jax.device_put(one, jax.devices()[2])):
+        assert compat.kind_of(different) != compat.kind_of(one)
+
+
+def test_only_concrete_arrays_have_a_kind():
+    for value in (1.0, np.ones(3, np.float32), None, jax.random.key(0)):
+        with pytest.raises(AttributeError, match=r"no attribute '(aval|_sharding)'"):
+            compat.kind_of(value)
+
+
+def are_plain():
+    return [state.value is plain for state, plain in compat.PLAIN_STATES]
+
+
+def test_states_are_plain_unless_jit_has_more_to_do():
+    assert all(are_plain())
+    inside = []
+    jax.jit(lambda: inside.append(are_plain()))()
+    with jax.debug_nans(True):
+        inside.append(are_plain())
+    with jax.debug_infs(True):
+        inside.append(are_plain())
+    with jax.set_mesh(Mesh(np.asarray(jax.devices()[:2]), ("d",))):
+        inside.append(are_plain())
+    assert [all(plain) for plain in inside] == [False] * 4
+    assert all(are_plain())
