@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax.backend import compat
+from tests.functions.test_traces import compilations
 
 
 def step(state, x):
@@ -84,25 +85,15 @@ def test_inputs_in_other_places_have_no_executable():
     assert compat.executable_of(compiled(step, x, x), [x, elsewhere]) is None
 
 
-def test_lowering_again_what_jit_has_compiled_compiles_nothing():
-    names = []
-
-    def note(name, duration, **details):
-        if name.endswith("backend_compile_duration"):
-            names.append(name)
-
-    jax.monitoring.register_event_duration_secs_listener(note)
-    try:
-        program = jax.jit(lambda state, x: [state + x])
-        inputs = [jnp.ones(3), jnp.ones(3)]
-        names.clear()
+def test_compiling_what_jit_has_compiled_compiles_nothing():
+    program = jax.jit(lambda state, x: [state + x])
+    inputs = [jnp.ones(3), jnp.ones(3)]
+    with compilations() as count:
         lowered = program.lower(*inputs)
         program(*inputs)
-        assert len(names) == 1
+        assert len(count) == 1
         lowered.compile()
-        assert len(names) == 1
-    finally:
-        jax.monitoring.unregister_event_duration_listener(note)
+    assert len(count) == 1
 
 
 def test_arrays_of_one_program_share_their_kind():

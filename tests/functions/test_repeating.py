@@ -8,6 +8,7 @@ import pytest
 import replicax as rx
 from replicax.core.protocols import DIFFERENT
 from replicax.functions import repeating
+from tests.functions.steps import counting_step
 
 
 @pytest.fixture(params=[1, 2])
@@ -33,18 +34,6 @@ def repeated(monkeypatch):
 
     monkeypatch.setattr("replicax.functions.call_site.repeat_of", counted)
     return counts
-
-
-def counting_step(strategy):
-    with strategy.scope():
-        total = rx.Variable(jnp.zeros(2), aggregation=rx.VariableAggregation.SUM)
-
-    @rx.function
-    def step(x):
-        total.assign_add(x)
-        return x * 2
-
-    return total, step
 
 
 def test_a_loop_over_equal_batches_takes_the_short_way_from_the_second_step_on(strategy, repeated):

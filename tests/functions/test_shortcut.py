@@ -11,6 +11,8 @@ import pytest
 import replicax as rx
 from replicax.backend import runahead
 from replicax.variables.storage import COUNTS
+from tests.functions.steps import counting_step
+from tests.functions.test_traces import compilations
 
 SUM = rx.VariableAggregation.SUM
 
@@ -18,33 +20,6 @@ SUM = rx.VariableAggregation.SUM
 @pytest.fixture(params=[1, 2])
 def strategy(request):
     return rx.MirroredStrategy([f"CPU:{i}" for i in range(request.param)])
-
-
-@pytest.fixture
-def compilations():
-    """The programs that XLA compiles, as they come."""
-    found = []
-
-    def note(name, duration, **details):
-        if name.endswith("backend_compile_duration"):
-            found.append(details)
-
-    jax.monitoring.register_event_duration_secs_listener(note)
-    yield found
-    jax.monitoring.unregister_event_duration_listener(note)
-
-
-def accumulator(strategy):
-    """A variable, and a step that adds to it what it is given."""
-    with strategy.scope():
-        total = rx.Variable(jnp.zeros(2), aggregation=SUM)
-
-    @rx.function
-    def step(x):
-        total.assign_add(x)
-        return x * 2
-
-    return total, step
 
 
 def batch_of(strategy, value):
@@ -68,25 +43,24 @@ def settled(strategy, step, steps=4):
 
 
 def test_a_repeated_step_goes_through_jit_only_to_be_compiled(strategy):
-    _, step = accumulator(strategy)
+    _, step = counting_step(strategy)
     batches = [batch_of(strategy, float(i)) for i in range(6)]
     ways = [goes_through_jit(lambda b=b: strategy.run(step, args=(b,))) for b in batches]
     assert ways == [True, True, False, False, False, False]
 
 
-def test_finding_the_shortcut_compiles_nothing(strategy, compilations):
-    _, step = accumulator(strategy)
+def test_finding_the_shortcut_compiles_nothing(strategy):
+    _, step = counting_step(strategy)
     batch = batch_of(strategy, 1.0)
     strategy.run(step, args=(batch,))
-    assert compilations
-    compilations.clear()
-    ways = [goes_through_jit(lambda: strategy.run(step, args=(batch,))) for _ in range(3)]
+    with compilations() as count:
+        ways = [goes_through_jit(lambda: strategy.run(step, args=(batch,))) for _ in range(3)]
     assert ways == [True, False, False]
-    assert compilations == []
+    assert count == []
 
 
 def test_the_values_are_those_of_the_long_way(strategy):
-    total, step = accumulator(strategy)
+    total, step = counting_step(strategy)
     expected = settled(strategy, step)
     result = strategy.run(step, args=(batch_of(strategy, 5.0),))
     parts = strategy.experimental_local_results(result)
@@ -97,7 +71,7 @@ def test_the_values_are_those_of_the_long_way(strategy):
 
 
 def test_an_assignment_between_steps_is_seen_and_the_shortcut_stays(strategy):
-    total, step = accumulator(strategy)
+    total, step = counting_step(strategy)
     settled(strategy, step)
     total.assign([10.0, 20.0])
     batch = batch_of(strategy, 1.0)
@@ -108,7 +82,7 @@ def test_an_assignment_between_steps_is_seen_and_the_shortcut_stays(strategy):
 
 
 def test_a_value_that_was_handed_out_is_not_donated(strategy):
-    total, step = accumulator(strategy)
+    total, step = counting_step(strategy)
     expected = settled(strategy, step)
     kept = total.read_value()
     for _ in range(3):
@@ -118,7 +92,7 @@ def test_a_value_that_was_handed_out_is_not_donated(strategy):
 
 
 def test_two_steps_on_one_variable_take_turns(strategy):
-    total, add = accumulator(strategy)
+    total, add = counting_step(strategy)
 
     @rx.function
     def grow(factor):
@@ -181,7 +155,7 @@ def test_another_default_device_is_noticed_in_both_directions():
 
 
 def test_a_check_for_nan_that_is_turned_on_later_sees_the_step(strategy):
-    _, step = accumulator(strategy)
+    _, step = counting_step(strategy)
     settled(strategy, step)
     batch = batch_of(strategy, 1.0)
     with jax.debug_nans(True):
@@ -195,7 +169,7 @@ def test_a_check_for_nan_that_is_turned_on_later_sees_the_step(strategy):
     ids=["delete", "donate"],
 )
 def test_a_batch_that_was_given_away_is_refused_and_the_process_goes_on(strategy, end):
-    total, step = accumulator(strategy)
+    total, step = counting_step(strategy)
     expected = settled(strategy, step)
     batch = batch_of(strategy, 1.0)
     strategy.run(step, args=(batch,))
@@ -241,7 +215,7 @@ def test_an_argument_that_the_step_does_not_use_may_change_freely(strategy):
 
 
 def test_a_step_with_a_host_callback_always_goes_through_jit(strategy):
-    total, _ = accumulator(strategy)
+    total, _ = counting_step(strategy)
 
     @rx.function
     def step(x):
