@@ -54,6 +54,19 @@ def test_synchronised_batch_norm_is_that_of_the_whole_batch(num_replicas: int, b
     np.testing.assert_allclose(gradients, one_gradients, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_sharded_training_computes_what_whole_training_does_with_less(stage: int):
+    example = _example("sharded_training")
+    whole, losses, all_bytes = example.train(rx.MirroredStrategy(), steps=8)
+    sharding = rx.experimental.Sharding(stage=stage)
+    params, split_losses, some_bytes = example.train(
+        rx.MirroredStrategy(sharding=sharding), steps=8
+    )
+    assert example.difference(params, whole) < 1e-4
+    np.testing.assert_allclose(split_losses, losses, rtol=1e-4)
+    assert some_bytes < (0.6 if stage < 3 else 0.3) * all_bytes
+
+
 @pytest.mark.parametrize("sizes", [(8, 4), (2, 3), (1, 8)])
 @pytest.mark.parametrize("stop_after", [9, 7])
 def test_a_run_continued_in_mid_epoch_is_the_uninterrupted_one(sizes, stop_after, monkeypatch):

@@ -42,9 +42,9 @@ def central(num_replicas):
     )
 
 
-def batches(num_steps):
-    """Epoch after epoch."""
-    starts = list(range(0, NUM_EXAMPLES, BATCH))
+def batches(num_steps, num_examples=NUM_EXAMPLES):
+    """Epoch after epoch; 16 examples make batches of one size."""
+    starts = list(range(0, num_examples, BATCH))
     for step in range(num_steps):
         part = slice(starts[step % len(starts)], starts[step % len(starts)] + BATCH)
         yield X[part], Y[part]
@@ -55,7 +55,9 @@ def loss(params, x, y, global_batch_size):
     return jnp.sum((hidden @ params["out"]["kernel"] - y) ** 2) / global_batch_size
 
 
-def train_plain(transformation, num_steps, *, params=None, trained=lambda params: params):
+def train_plain(
+    transformation, num_steps, *, params=None, trained=lambda params: params, **examples
+):
     """The parameters after `num_steps` of Optax on one device."""
     params = initial() if params is None else params
     state = transformation.init(params)
@@ -66,7 +68,7 @@ def train_plain(transformation, num_steps, *, params=None, trained=lambda params
         updates, state = transformation.update(gradients, state, params)
         return optax.apply_updates(params, updates), state
 
-    for x, y in batches(num_steps):
+    for x, y in batches(num_steps, **examples):
         params, state = step(params, state, x, y)
     return params
 
@@ -94,9 +96,9 @@ class Training:
         gradients = rx.grad(lambda: loss(self.trained, x, y, global_batch_size), self.trained)
         self.optimizer.apply_gradients([(gradients, self.trained)])
 
-    def run(self, num_steps):
+    def run(self, num_steps, **examples):
         """The parameters after `num_steps`."""
-        for x, y in batches(num_steps):
+        for x, y in batches(num_steps, **examples):
             args = (*self.strategy.distribute_batch((x, y)), float(len(x)))
             self.strategy.run(self._step, args=args)
         return values_of(self.params)

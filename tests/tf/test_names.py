@@ -74,6 +74,13 @@ SIGNATURES = {
     "distribute.experimental.CentralStorageStrategy": "compute_devices=None, parameter_device=None",
     "distribute.experimental.CollectiveHints": "bytes_per_pack=0, timeout_seconds=None",
     "distribute.experimental.ValueContext": "replica_id_in_sync_group=0, num_replicas_in_sync=1",
+    "distribute.experimental.partitioners.FixedShardsPartitioner": "num_shards",
+    "distribute.experimental.partitioners.MaxSizePartitioner": (
+        "max_shard_bytes, max_shards=None, bytes_per_string=16"
+    ),
+    "distribute.experimental.partitioners.MinSizePartitioner": (
+        "min_shard_bytes=262144, max_shards=1, bytes_per_string=16"
+    ),
     "distribute.experimental_set_strategy": "strategy",
     "distribute.get_replica_context": "",
     "distribute.get_strategy": "",
