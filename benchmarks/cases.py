@@ -89,7 +89,7 @@ CASES = (
     ),
     Case("W7", 2, ("momentum", "adam"), (LIMIT, OURS, "tensorflow", "ddp"), 2, 0.4),
     *(Case("W8", n, _REDUCTIONS, (LIMIT, OURS, "tensorflow"), seconds=0.3) for n in (2, 4)),
-    *(Case("W9", n, ("memory",), (LIMIT, OURS)) for n in (2,)),
+    Case("W9", 2, ("step",), (LIMIT, OURS)),
     *(Case("W10", n, ("replicas",), (LIMIT, OURS)) for n in (1, 2, 4, 8, 16)),
     Case(
         "W10",

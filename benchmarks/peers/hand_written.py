@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import models, problems
 from benchmarks.peers import sources
+from benchmarks.problems import Problem
 from benchmarks.timing import Step
 from benchmarks.worker import Assignment
 
@@ -69,31 +70,52 @@ def packed_sum(gradients: Sequence[jax.Array], replicas: int) -> list[jax.Array]
     return results
 
 
+def repeated(body: Callable[..., Any]) -> Callable[..., Any]:
+    """`LOOP` steps of W1 in one program."""
+
+    def loop(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        w, totals = jax.lax.scan(lambda w, _: body(w, x), w, length=LOOP)
+        return w, totals[-1]
+
+    return loop
+
+
+def carrying(step: Callable[..., Any], w: jax.Array, x: jax.Array, variant: str) -> Step:
+    """Calls a step of W1 that takes and returns the variable."""
+    state = [w]
+
+    def run() -> jax.Array:
+        state[0], total = step(state[0], x)
+        return total
+
+    count = LOOP if variant == "64 steps" else 1
+    return Step(run, read_first, jax.block_until_ready, count)
+
+
+def start_of(problem: Problem, mesh: Mesh) -> tuple[list[Any], Any, list[Any]]:
+    """Parameters, slots of the optimizer, and the batch, where they belong."""
+    params = [place(array, mesh, WHOLE) for array in problem.params]
+    slots = jax.tree.map(
+        lambda a: place(np.zeros(a.shape, a.dtype), mesh, WHOLE),
+        jax.eval_shape(models.optimizer_of(problem).init, params),
+    )
+    return params, slots, [place(array, mesh, DIVIDED) for array in problem.batch]
+
+
 def empty_step(assignment: Assignment, variant: str) -> Step:
     """W1."""
     mesh = mesh_of(assignment.replicas)
     variable, factors = problems.empty_step(assignment.replicas)
-    x = place(factors, mesh, DIVIDED)
-    state = [place(variable, mesh, WHOLE)]
+    w, x = place(variable, mesh, WHOLE), place(factors, mesh, DIVIDED)
 
     def replica(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         total = jnp.sum(w * x)
         total = jax.lax.psum(total, AXIS) if mesh.size > 1 else total
         return w - problems.EMPTY_RATE * total, total
 
-    def repeated(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        w, totals = jax.lax.scan(lambda w, _: replica(w, x), w, length=LOOP)
-        return w, totals[-1]
-
-    is_loop = variant == "64 steps"
-    body = repeated if is_loop else replica
+    body = repeated(replica) if variant == "64 steps" else replica
     step = spmd(body, mesh, (WHOLE, DIVIDED), (WHOLE, WHOLE), donate=1)
-
-    def run() -> jax.Array:
-        state[0], total = step(state[0], x)
-        return total
-
-    return Step(run, read_first, jax.block_until_ready, LOOP if is_loop else 1)
+    return carrying(step, w, x, variant)
 
 
 def train(
@@ -107,12 +129,7 @@ def train(
     problem = problems.problem_of(assignment.workload, variant)
     mesh = mesh_of(assignment.replicas)
     loss_of, optimizer = models.loss_of(problem), models.optimizer_of(problem)
-    params = [place(array, mesh, WHOLE) for array in problem.params]
-    slots = jax.tree.map(
-        lambda a: place(np.zeros(a.shape, a.dtype), mesh, WHOLE),
-        jax.eval_shape(optimizer.init, params),
-    )
-    batch = [place(array, mesh, DIVIDED) for array in problem.batch]
+    params, slots, batch = start_of(problem, mesh)
 
     def replica(params: list[Any], slots: Any, *batch: jax.Array) -> tuple[Any, Any, jax.Array]:
         loss, gradients = jax.value_and_grad(loss_of)(params, *batch)
@@ -221,12 +238,6 @@ def dispatch(assignment: Assignment, variant: str) -> Step:
     return Step(run, lambda out: read_first(state[0][0]), jax.block_until_ready)
 
 
-def grow(assignment: Assignment, variant: str) -> Step:
-    """W9: batches and steps, for ever."""
-    del variant
-    return batches(assignment, "step")
-
-
 STEPS = {
     "W1": empty_step,
     "W2": train,
@@ -235,6 +246,6 @@ STEPS = {
     "W6": batches,
     "W7": train,
     "W8": reduce,
-    "W9": grow,
+    "W9": batches,
     "W10": dispatch,
 }

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from benchmarks import models, problems
-from benchmarks.peers.hand_written import AXIS, LOOP, packed_sum, read_first
+from benchmarks.peers.hand_written import AXIS, carrying, packed_sum, repeated
 from benchmarks.timing import Step
 from benchmarks.worker import Assignment
 
@@ -34,25 +34,14 @@ def empty_step(assignment: Assignment, variant: str) -> Step:
     """W1."""
     devices = jax.devices()[: assignment.replicas]
     variable, factors = problems.empty_step(assignment.replicas)
-    x = _divided(factors, devices)
-    state = [_replicated(variable, devices)]
 
     def replica(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         total = jax.lax.psum(jnp.sum(w * x), AXIS)
         return w - problems.EMPTY_RATE * total, total
 
-    def repeated(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        w, totals = jax.lax.scan(lambda w, _: replica(w, x), w, length=LOOP)
-        return w, totals[-1]
-
-    is_loop = variant == "64 steps"
-    step = jax.pmap(repeated if is_loop else replica, AXIS, donate_argnums=0, devices=devices)
-
-    def run() -> jax.Array:
-        state[0], total = step(state[0], x)
-        return total
-
-    return Step(run, read_first, jax.block_until_ready, LOOP if is_loop else 1)
+    body = repeated(replica) if variant == "64 steps" else replica
+    step = jax.pmap(body, AXIS, donate_argnums=0, devices=devices)
+    return carrying(step, _replicated(variable, devices), _divided(factors, devices), variant)
 
 
 def train(assignment: Assignment, variant: str) -> Step:

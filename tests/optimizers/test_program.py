@@ -1,7 +1,5 @@
 """What the compiled step of an optimizer contains, and where its state is."""
 
-import re
-
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -11,14 +9,9 @@ import replicax as rx
 from replicax.core import notices
 from replicax.optimizers.optimizer import Optimizer
 from tests.optimizers.problem import Training, assert_close, central, mirrored, train_plain
+from tests.performance.counting import operands
 
 NUM_VARIABLES = 100
-
-
-def operands(text):
-    """How many arrays all the all-reduces of a program carry."""
-    calls = re.findall(r" all-reduce(?:-start)?\(([^)]*)\)", text)
-    return sum(len(call.split(",")) for call in calls)
 
 
 def program_of(strategy, **options):
