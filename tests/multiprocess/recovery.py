@@ -39,7 +39,9 @@ def die_in_mid_save(folder, number):
 
 
 def main(folder):
-    options = rx.experimental.CommunicationOptions(timeout_seconds=5)
+    # Only a stopped worker is waited for so long; a busy machine delays others that are alive.
+    patience = 10 if "SIGSTOP" in os.environ["FAULTS"] else 60
+    options = rx.experimental.CommunicationOptions(timeout_seconds=patience)
     strategy = rx.MultiWorkerMirroredStrategy(communication_options=options)
     worker = strategy.cluster_resolver.task_id
     attempt = int(os.environ["REPLICAX_ATTEMPT"])
