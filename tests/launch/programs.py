@@ -33,6 +33,15 @@ def is_running(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
+def start_of(pid: int) -> str | None:
+    """When a process started, which tells it from a later one with the same number."""
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return stat.rpartition(")")[2].split()[19]
+
+
 def wait_until(condition: Callable[[], bool]) -> bool:
     """Whether `condition` comes true in time."""
     deadline = time.monotonic() + WAIT_SECONDS

@@ -19,7 +19,7 @@ from replicax.launch.plan import Job
 from replicax.launch.restart import RestartLimits
 from replicax.launch.run import Observer, Run
 from replicax.launch.service import CoordinationService
-from tests.launch.programs import children, descriptors, is_running
+from tests.launch.programs import children, descriptors, is_running, start_of
 from tests.multiprocess.clusters import environment
 from tests.multiprocess.programs import Worker, program, start_workers
 
@@ -168,13 +168,16 @@ def test_a_hundred_restarts_leave_no_process_no_port_and_no_file(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(tempfile, "tempdir", None)
     addresses: set[str] = set()
-    pids: list[int] = []
+    starts: list[tuple[int, str | None]] = []  # numbers of processes are used again
+
+    def note(*pids: int) -> None:
+        starts.extend((pid, start_of(pid)) for pid in pids)
 
     class Watched(CoordinationService):
         def start(self, addresses_of_workers, *, attempt):
             found = super().start(addresses_of_workers, attempt=attempt)
             addresses.update(addresses_of_workers, found.values())
-            pids.append(self.pid)
+            note(self.pid)
             return found
 
     before, open_before = children(), descriptors()
@@ -185,13 +188,14 @@ def test_a_hundred_restarts_leave_no_process_no_port_and_no_file(
         coordination=Watched(),
         observer=Observer(
             on_line=lambda worker_id, line: lines.append(line),
-            on_start=lambda attempt, started: pids.extend(started.values()),
+            on_start=lambda attempt, started: note(*started.values()),
         ),
     ).execute()
     assert (summary.code, len(summary.outcomes)) == (0, NUM_RESTARTS + 1), "\n".join(lines[-40:])
     assert len([line for line in lines if line == "stepped"]) >= NUM_RESTARTS  # by who then died
-    assert len(pids) == 3 * (NUM_RESTARTS + 1)
-    assert not any(map(is_running, pids))
+    assert len(starts) == 3 * (NUM_RESTARTS + 1)
+    assert all(start is not None for _, start in starts)
+    assert not [pid for pid, start in starts if is_running(pid) and start_of(pid) == start]
     assert children() <= before
     assert descriptors() == open_before
     assert list(left.iterdir()) == []
