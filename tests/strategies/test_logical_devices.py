@@ -12,6 +12,10 @@ from jax import lax
 import replicax as rx
 import replicax.tf as tf
 from replicax.core import notices
+from tests.strategies.collectives import all_gathers_of
+
+# The all-gathers that make the results of a run whole, which no operation of the program asks for.
+RESULTS = {""}
 
 LAYOUTS = {"1 replica of 8": (1, 8), "2 replicas of 4": (2, 4), "4 replicas of 2": (4, 2)}
 
@@ -103,7 +107,9 @@ def test_a_split_really_partitions_the_computation(layout):
     def step(x):
         return convolution(many.experimental_split_to_logical_devices(x, pieces(many, 4)))
 
-    program = step.lower_run(many, many.distribute_batch(images(many))).compile().as_text()
+    compiled = step.lower_run(many, many.distribute_batch(images(many))).compile()
+    assert all_gathers_of(compiled) == RESULTS
+    program = compiled.as_text()
     convolutions = re.findall(r"= f32\[([\d,]+)\][^=]*convolution\(", program)
     assert convolutions
     for shape in convolutions:
@@ -118,8 +124,9 @@ def test_a_split_along_two_dims_takes_the_axes_apart():
     def step(x):
         return jnp.cos(strategy.experimental_split_to_logical_devices(x, [1, 2, 4, 1]))
 
-    program = step.lower_run(strategy, images(strategy)).compile().as_text()
-    assert re.search(r"f32\[2,8,4,4\][^=]*cosine", program)
+    program = step.lower_run(strategy, images(strategy)).compile()
+    assert re.search(r"f32\[2,8,4,4\][^=]*cosine", program.as_text())
+    assert all_gathers_of(program) == RESULTS
 
 
 def test_replicated_values_are_whole_on_every_device(pairs):
@@ -130,10 +137,11 @@ def test_replicated_values_are_whole_on_every_device(pairs):
         return jnp.cos(x)
 
     batch = pairs.distribute_batch(images(pairs))
-    program = step.lower_run(pairs, batch).compile().as_text()
+    compiled = step.lower_run(pairs, batch).compile()
+    assert all_gathers_of(compiled) == {"sharding_constraint"}
+    program = compiled.as_text()
     assert re.search(r"f32\[2,8,16,4\][^=]*sine", program)
     assert re.search(r"f32\[2,16,16,4\][^=]*cosine", program)
-    assert "all-gather" in program
     expected = np.cos(np.sin(images(pairs)))
     result = np.concatenate(local(pairs, pairs.run(step, args=(batch,))))
     np.testing.assert_allclose(result, expected, atol=1e-6)
@@ -222,6 +230,14 @@ def test_a_split_that_cannot_be_is_refused(pairs, case, compiled):
 def test_a_logical_device_that_is_not_there_is_refused(pairs, device_id):
     with pytest.raises(ValueError, match="has the logical devices 0 to 1 here"):
         pairs.run(lambda: pairs.experimental_assign_to_logical_device(jnp.ones(2), device_id))
+
+
+def test_jax_refuses_to_place_a_value_on_one_device_of_a_partitioned_program(pairs):
+    alone = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    step = rx.function(lambda x: lax.with_sharding_constraint(x + x, alone))
+    text = r"Received incompatible devices .*sharding_constraint inside jit with device ids \[0\]"
+    with pytest.raises(ValueError, match=text):  # when it does not: assign_to_logical_device can
+        pairs.run(step, args=(pairs.distribute_batch(np.ones(8, np.float32)),))
 
 
 def test_with_one_logical_device_the_annotations_are_the_identity():

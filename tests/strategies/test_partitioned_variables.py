@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 import replicax as rx
+import replicax.tf as tf
 
 SUM, ONCE = rx.VariableAggregation.SUM, rx.VariableAggregation.ONLY_FIRST_REPLICA
 ON_READ = rx.VariableSynchronization.ON_READ
@@ -343,6 +344,19 @@ def test_the_first_rule_whose_pattern_is_in_the_name_says_how(kind):
     assert found == [(1, 4), (4, 1), (1, 1), (2, 1), (1, 1), (1, 1)]
 
 
+def test_replicas_of_a_device_assignment_have_rules_too():
+    topology = tf.tpu.experimental.initialize_tpu_system()
+    assignment = tf.tpu.experimental.DeviceAssignment.build(topology, [1, 1, 2, 2], num_replicas=2)
+    resolver = rx.cluster_resolver.SimpleClusterResolver(rx.cluster_resolver.ClusterSpec({}))
+    strategy = tf.distribute.TPUStrategy(resolver, assignment, partition_rules={"w": [1, 4]})
+    with strategy.scope():
+        w, b = tf.Variable(VALUE, name="w"), tf.Variable(VALUE, name="b")
+    assert (w.partition_dimensions, b.partition_dimensions) == ((1, 4), (1, 1))
+    x = strategy.distribute_batch(BATCH)
+    result = strategy.run(tf.function(lambda x: tf.matmul(x, w)), args=(x,))
+    np.testing.assert_allclose(strategy.gather(result, 0), BATCH @ VALUE, rtol=1e-5, atol=1e-5)
+
+
 def test_what_a_creation_asks_for_goes_before_the_rules():
     rules = [(re.compile("KERNEL", re.IGNORECASE), [1, 4])]
     strategy = rx.MirroredStrategy(logical_devices=4, partition_rules=rules)
@@ -441,6 +455,10 @@ def test_with_one_logical_device_only_a_layout_of_ones_is_possible():
 def test_a_single_copy_cannot_be_cut(fours):
     with pytest.raises(ValueError, match=r"'w' is created under no strategy .* \[1, 4\]"):
         rx.Variable(VALUE, name="w", partition_dimensions=[1, 4])
+    with pytest.raises(ValueError, match=r"'w' is created under no strategy .* 4\. Create it"):
+        rx.Variable(VALUE, name="w", partition_dimensions=4)
+    with pytest.raises(ValueError, match=r"for 1 dims; variable 'w' has shape \(8, 16\)"):
+        rx.Variable(VALUE, name="w", partition_dimensions=[1])
     one_device = fours.extended.colocate_vars_with("CPU:0")
     with (
         fours.scope(),

@@ -18,8 +18,6 @@ from jax.sharding import NamedSharding
 from replicax.backend import compat
 from replicax.backend.mesh import REPLICATED
 
-_CONSTRAINT = "sharding_constraint"
-
 
 def kept_whole(values: Sequence[Any]) -> list[Any]:
     """`values` of a replica, whole on every logical device, in a trace."""
@@ -30,7 +28,7 @@ def asks_for_pieces(jaxpr: Any) -> bool:
     """Whether `jaxpr` asks for a value in pieces anywhere."""
     return any(
         any(eqn.params["sharding"].spec)
-        if eqn.primitive.name == _CONSTRAINT
+        if _is_layout(eqn)
         else any(map(asks_for_pieces, compat.sub_jaxprs(eqn.params)))
         for eqn in jaxpr.eqns
     )
@@ -42,12 +40,19 @@ def without_pieces(jaxpr: Any) -> Any:
 
 
 def _equation(eqn: Any) -> Any:
-    if eqn.primitive.name == _CONSTRAINT:
+    if _is_layout(eqn):
         sharding = NamedSharding(eqn.params["sharding"].mesh, REPLICATED)
         own = {"sharding": sharding, "unconstrained_dims": frozenset()}
         return eqn.replace(params=eqn.params | own)
     params = {name: _parameter(value) for name, value in eqn.params.items()}
     return eqn.replace(params=params)
+
+
+def _is_layout(eqn: Any) -> bool:
+    """Whether `eqn` lays a value out over a mesh."""
+    return eqn.primitive.name == "sharding_constraint" and isinstance(
+        eqn.params["sharding"], NamedSharding
+    )
 
 
 def _parameter(value: Any) -> Any:

@@ -159,6 +159,8 @@ class StrategyExtended(Replication, ExtendedInput):
 
         What is for a variable in pieces is in pieces too, and to pack it would gather these.
         """
+        if self.mesh.num_logical_devices == 1:
+            return [(list(range(len(pairs))), reduction)]
         whole, cut = [], []
         for index, (_, destination) in enumerate(pairs):
             (cut if is_partitioned(destination) else whole).append(index)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -119,7 +119,7 @@ def partition_of(
     what = f"variable {name!r}"
     if asked is not None:
         if mesh is None:
-            _require_whole(asked, what, home)
+            _require_whole(asked, shape, what, home)
             return None
         return partition.spec_for(asked, shape, mesh, what)
     rule = rules.find(name) if mesh is not None else None
@@ -131,14 +131,18 @@ def partition_of(
         raise _broken(rule[0], error) from None
 
 
-def _require_whole(asked: Layout, what: str, home: Device | None) -> None:
-    if any(piece not in (None, 1) for piece in asked):
+def _require_whole(asked: Layout, shape: tuple[int, ...], what: str, home: Device | None) -> None:
+    """Raises unless `asked` leaves a variable whole that has one copy, on one device."""
+    entries = list(asked) if isinstance(asked, Iterable) else [asked]
+    if any(entry not in (None, 1) for entry in entries):
         place = "no strategy" if home is None else f"one device, {devices.device_name(home)},"
         raise ValueError(
             f"{what} is created {'on' if home is not None else 'under'} {place} and cannot have "
             f"partition_dimensions {asked!r}. Create it in the scope of a strategy whose replicas "
             "have several logical devices, such as MirroredStrategy(logical_devices=4)."
         )
+    if not isinstance(asked, PartitionSpec):
+        partition.require_fit(entries, shape, what)
 
 
 def is_partitioned(value: Any) -> bool:

@@ -113,8 +113,8 @@ class Storage:
 
         Its gradient gets the same layout.
         """
-        frame = current_frame()
-        if self.spec is None or frame is None:
+        frame = None if self.spec is None else current_frame()
+        if frame is None:
             return value
         return lax.with_sharding_constraint(value, self.spec if frame.in_replica else self.sharding)
 
