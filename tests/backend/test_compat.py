@@ -9,6 +9,7 @@ import re
 import threading
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -460,6 +461,20 @@ def test_gke_tells_a_tpu_host_its_slice():
         TPU_WORKER_HOSTNAMES="t-0,t-1",
         TPU_WORKER_ID="1",
     )
+
+
+def test_a_primitive_that_lowers_as_identity_compiles_to_nothing_and_is_looked_through_by_vmap():
+    marker_p = jex.Primitive("test_marker")
+    marker_p.def_abstract_eval(lambda value, *, label: value)
+    compat.lower_as_identity(marker_p)
+
+    def marked(x):
+        return marker_p.bind(x, label="here") + 1.0
+
+    x = jnp.arange(3.0)
+    np.testing.assert_array_equal(jax.jit(marked)(x), x + 1.0)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(marked))(x), x + 1.0)
+    assert "marker" not in jax.jit(marked).lower(x).compile().as_text()
 
 
 # -- the file itself ---------------------------------------------------------------------------

@@ -165,9 +165,6 @@ def test_a_value_that_differs_between_replicas_is_refused():
     strategy = zero(2)
     v = variable(strategy, np.zeros(4, np.float32))
 
-    def merge_fn(strategy, value):
-        v.assign(rx.get_strategy().experimental_local_results(value)[0])
-
     def drifting(x):
         def merge_fn(strategy):
             v.assign(x)  # a local of the replica function

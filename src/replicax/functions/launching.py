@@ -27,6 +27,7 @@ variables, then the outputs. They may not have been computed yet."""
 
 _MAX_LOOKS = 4  # for a shortcut; where the inputs keep changing their places, `jit` is as good
 
+_array = operator.attrgetter("array")
 _handed_out = operator.attrgetter("handed_out")
 
 
@@ -106,7 +107,7 @@ def launcher(
                 is_short = (
                     (kinds == argument_kinds or are_alike(kinds, argument_kinds))
                     and not any(map(is_deleted, arguments))
-                    and not (exposed and any(is_deleted(key.array) for key in exposed))
+                    and not (exposed and any(map(is_deleted, map(_array, exposed))))
                     and trace.value is no_trace
                     and check.value is no_check
                     and devices.value is no_devices
