@@ -10,6 +10,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks import report, targets
 from benchmarks.cases import LIMIT, OURS, PEERS, WORKLOADS
@@ -63,8 +64,7 @@ def ratios_figure(measurements: Sequence[Measurement]) -> Figure:
             )
             seen.add(peer)
     axes.axvline(1.0, color=COLORS[LIMIT], linewidth=1.2)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
+    _logarithmic(axes, "x")
     axes.set_ylim(len(cases) - 0.4, -0.6)
     axes.set_yticks([])
     _finish(axes, "Time of a step, as a multiple of the hand-written program's", "times the limit")
@@ -73,39 +73,58 @@ def ratios_figure(measurements: Sequence[Measurement]) -> Figure:
 
 def growth_figure(measurements: Sequence[Measurement]) -> Figure:
     """How costs grow: with replicas, with variables and with arguments."""
-    figure = Figure(figsize=(9, 6.4), layout="constrained")
-    (steps, starts), (variables, arguments) = figure.subplots(2, 2)
-    _curves(steps, _by_replicas(measurements, "W1", "dispatch", "wall_us"), 1.0)
-    _finish(steps, "Empty step (W1)", "replicas", "us a step")
-    _curves(starts, _by_replicas(measurements, "W5", "first step", "wall_us"), 1e6)
-    _finish(starts, "Process start to first step (W5)", "replicas", "s")
-    for axes, kind in ((variables, "variables"), (arguments, "arguments")):
-        points = {peer: targets.growth(measurements, kind, peer) for peer in (LIMIT, OURS)}
-        _curves(axes, points, 1.0)
-        _finish(axes, f"The calling thread, by {kind} (W10)", kind, "us a step")
-    for axes in (steps, variables, arguments):
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-    starts.set_ylim(bottom=0)
+    panels = [
+        ("Empty step (W1)", "replicas", _by_replicas(measurements, "W1", "dispatch", 1.0)),
+        (
+            "Process start to first step (W5)",
+            "replicas",
+            _by_replicas(measurements, "W5", "first step", 1e6),
+        ),
+    ]
+    for kind in ("replicas", "variables", "arguments"):
+        curves = {peer: targets.growth(measurements, kind, peer) for peer in (LIMIT, OURS)}
+        panels.append((f"The calling thread, by {kind} (W10)", kind, curves))
+    panels = [panel for panel in panels if any(panel[2].values())]
+    num_rows = max(1, -(-len(panels) // 2))
+    figure = Figure(figsize=(9, 3.2 * num_rows), layout="constrained")
+    grid = figure.subplots(num_rows, 2, squeeze=False).ravel()
+    for axes, (title, xlabel, curves) in zip(grid, panels, strict=False):
+        _curves(axes, curves)
+        is_start = "W5" in title
+        _logarithmic(axes, "x")
+        if is_start:
+            axes.set_ylim(bottom=0)
+        else:
+            _logarithmic(axes, "y")
+        _finish(axes, title, xlabel, "s" if is_start else "us a step")
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
     return figure
 
 
+def _logarithmic(axes: Any, which: str) -> None:
+    """A logarithmic axis with plain numbers."""
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
 def _by_replicas(
-    measurements: Sequence[Measurement], workload: str, variant: str, kind: str
+    measurements: Sequence[Measurement], workload: str, variant: str, scale: float
 ) -> dict[str, list[tuple[int, float]]]:
     chosen = [row for row in measurements if row.case[:2] == (workload, variant)]
     return {
-        peer: sorted((r.replicas, r.median(kind)) for r in chosen if r.peer == peer)
+        peer: sorted((r.replicas, r.median("wall_us") / scale) for r in chosen if r.peer == peer)
         for peer in PEERS
     }
 
 
-def _curves(axes: Any, curves: Mapping[str, Sequence[tuple[int, float]]], scale: float) -> None:
+def _curves(axes: Any, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
     for peer, points in curves.items():
         if points:
-            xs, ys = zip(*points, strict=True)
-            values = [y / scale for y in ys]
-            axes.plot(xs, values, "o-", color=COLORS[peer], markersize=4, label=peer)
+            axes.plot(*zip(*points, strict=True), "o-", color=COLORS[peer], ms=4, label=peer)
 
 
 def _finish(axes: Any, title: str, xlabel: str, ylabel: str = "") -> None:

@@ -140,15 +140,16 @@ def _measured(choice: Choice, peers: Sequence[str], say: Say) -> Iterator[Measur
             say(f"{what}: skipped, {choice.minutes:g} minutes are over")
         return late
 
-    for case in choice.cases():
-        name = f"{case.workload}, N={case.replicas}"
-        if is_late(name):
-            continue
-        say(f"{name}: {WORKLOADS[case.workload]}")
-        yield from driver.measure_case(case, peers, rounds=choice.rounds, say=say)
-    if "W5" in choice.only and not choice.smoke and not is_late("W5"):
-        say(f"W5: {WORKLOADS['W5']}")
-        yield from startup.measure(peers, rounds=min(STARTS, choice.rounds), say=say)
+    for workload in choice.only:
+        if workload == "W5" and not choice.smoke and not is_late("W5"):
+            say(f"W5: {WORKLOADS['W5']}")
+            yield from startup.measure(peers, rounds=min(STARTS, choice.rounds), say=say)
+        for case in choice.cases():
+            name = f"{case.workload}, N={case.replicas}"
+            if case.workload != workload or is_late(name):
+                continue
+            say(f"{name}: {WORKLOADS[workload]}")
+            yield from driver.measure_case(case, peers, rounds=choice.rounds, say=say)
 
 
 def load(folder: pathlib.Path) -> Results:
