@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from benchmarks.timing import Step
 from benchmarks.worker import Assignment
 
 
+@functools.cache  # the collectives of a second strategy would clash with those of the first
 def strategy_of(assignment: Assignment) -> Any:
     """Mirrored over logical CPUs, or over the processes."""
     if assignment.processes > 1:
