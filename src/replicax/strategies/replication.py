@@ -173,7 +173,7 @@ class Replication:
 
         Raises:
             TypeError: If it is no `Sharding`.
-            ValueError: If replicas span several logical devices or workers.
+            ValueError: If replicas span several logical devices.
         """
         if sharding is None:
             return
