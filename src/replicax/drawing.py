@@ -209,7 +209,7 @@ def _of_parts(title: str, variable: ShardedVariable) -> Drawing:
     holders = map(devices.device_name, variable.devices_in_order)
     blocks = [
         Block(((start, stop),), (name,))
-        for (start, stop), name in zip(layout.bounds, holders, strict=True)
+        for (start, stop), name in zip(variable.bounds, holders, strict=True)
         if start < stop
     ]
     return Drawing(f"{title}, elements in order", (layout.size,), blocks)

@@ -249,6 +249,16 @@ def test_parts_exist_in_compiled_replicas_only():
         v.read_part()
 
 
+@pytest.mark.filterwarnings("ignore:no TPU")
+@pytest.mark.parametrize("make", [rx.TPUStrategy, rx.MultiWorkerMirroredStrategy])
+def test_other_strategies_split_too(make):
+    strategy = make(sharding=rx.experimental.Sharding(stage=3))
+    w = variable(strategy, numbers((9,)), aggregation=SUM)
+    assert [part.size for part in w.parts] == [2, 2, 2, 2, 1, 0, 0, 0]
+    strategy.run(rx.function(lambda: w.assign(w * 2.0 / 8)))
+    np.testing.assert_array_equal(w.numpy(), 2 * numbers((9,)))
+
+
 def test_what_cannot_be_is_refused():
     with pytest.raises(TypeError, match=r"sharding is 3; expected an experimental\.Sharding"):
         mirrored(2, sharding=3)

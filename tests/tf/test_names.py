@@ -185,6 +185,7 @@ def test_a_dtype_is_that_of_arrays(name):
 # What a documented signature has beyond the documents, by keyword only.
 EXTENSIONS = {
     "distribute.MirroredStrategy": {"logical_devices", "partition_rules", "sharding"},
+    "distribute.MultiWorkerMirroredStrategy": {"sharding"},
 }
 
 

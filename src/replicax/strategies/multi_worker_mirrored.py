@@ -16,6 +16,7 @@ from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.roles import Task
 from replicax.core.errors import ClusterError
 from replicax.core.options import CommunicationImplementation, CommunicationOptions
+from replicax.core.sharding import Sharding
 from replicax.input.topology import InputTopology
 from replicax.strategies.base import Strategy
 from replicax.strategies.extended import StrategyExtended
@@ -25,7 +26,11 @@ class MultiWorkerMirroredExtended(StrategyExtended):
     """Replicas on the devices of all workers of a cluster."""
 
     def __init__(
-        self, container_strategy: Any, resolver: ClusterResolver, options: CommunicationOptions
+        self,
+        container_strategy: Any,
+        resolver: ClusterResolver,
+        options: CommunicationOptions,
+        sharding: Sharding | None,
     ) -> None:
         """Joins the workers that `resolver` knows."""
         super().__init__(container_strategy)
@@ -37,6 +42,7 @@ class MultiWorkerMirroredExtended(StrategyExtended):
         self._reduction = Reduction(
             bytes_per_pack=options.bytes_per_pack, ordered=options.deterministic
         )
+        self.set_sharding(sharding)
 
     def _join(self, options: CommunicationOptions) -> Workers | None:
         joined = workers.current()
@@ -166,6 +172,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: What knows the cluster; what the platform says, first of all
             the variable ``TF_CONFIG``, if None.
         communication_options: Hints for collectives, and how long to wait for a worker.
+        sharding: As of ``MirroredStrategy``: what is split over the replicas of all workers.
 
     Example:
         >>> import replicax as rx
@@ -178,6 +185,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         self,
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
+        *,
+        sharding: Sharding | None = None,
     ) -> None:
         """A strategy of the workers that `cluster_resolver` knows."""
         options = communication_options or CommunicationOptions()
@@ -186,7 +195,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 f"communication_options is {options!r}; expected a CommunicationOptions."
             )
         resolver = detection.detect() if cluster_resolver is None else cluster_resolver
-        super().__init__(MultiWorkerMirroredExtended(self, resolver, options))
+        super().__init__(MultiWorkerMirroredExtended(self, resolver, options, sharding))
 
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:
         """As `Strategy.scope`; inside, eager arrays go to this worker's first CPU device."""

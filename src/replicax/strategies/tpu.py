@@ -14,6 +14,7 @@ from replicax.backend.device_assignment import DeviceAssignment
 from replicax.backend.mesh import logical_mesh
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.tpu import TPUClusterResolver
+from replicax.core.sharding import Sharding
 from replicax.core.typing import Device
 from replicax.strategies.base import Strategy
 from replicax.strategies.extended import StrategyExtended
@@ -29,6 +30,7 @@ class TPUExtended(StrategyExtended):
         resolver: ClusterResolver,
         assignment: DeviceAssignment | None,
         partition_rules: Rules | None,
+        sharding: Sharding | None,
     ) -> None:
         """Uses the devices of `assignment`, or one local device for each replica."""
         super().__init__(container_strategy)
@@ -39,6 +41,7 @@ class TPUExtended(StrategyExtended):
             else _rows_of(assignment)
         )
         self._set_logical_mesh(logical_mesh(rows), partition_rules)
+        self.set_sharding(sharding)
 
 
 def _rows_of(assignment: DeviceAssignment) -> tuple[tuple[Device, ...], ...]:
@@ -87,6 +90,7 @@ class TPUStrategy(Strategy):
         experimental_device_assignment: Which devices each replica spans; one each if None.
         experimental_spmd_xla_partitioning: Accepted: replicas are always partitioned by XLA.
         partition_rules: As of ``MirroredStrategy``.
+        sharding: As of ``MirroredStrategy``.
 
     Raises:
         ValueError: If the assignment is for other devices, or for those of other processes.
@@ -116,6 +120,7 @@ class TPUStrategy(Strategy):
         experimental_spmd_xla_partitioning: bool = True,
         *,
         partition_rules: Rules | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         """A strategy on the devices of the assignment."""
         del experimental_spmd_xla_partitioning
@@ -125,7 +130,7 @@ class TPUStrategy(Strategy):
                 f"experimental_device_assignment is {assignment!r}; expected a DeviceAssignment."
             )
         resolver = TPUClusterResolver() if tpu_cluster_resolver is None else tpu_cluster_resolver
-        super().__init__(TPUExtended(self, resolver, assignment, partition_rules))
+        super().__init__(TPUExtended(self, resolver, assignment, partition_rules, sharding))
 
 
 class ExperimentalTPUStrategy(TPUStrategy):

@@ -160,7 +160,7 @@ class VariableCopy(ArrayOperators, ComponentView):
 
 def _keep_last_value(view: weakref.ref[VariableCopy]) -> None:
     copy = view()
-    if copy is not None and copy._storage.array is not None:
+    if copy is not None and copy._storage.array is not None and copy._storage.is_here:
         copy._keep = copy._storage.component(copy.index)
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from replicax.backend import placement
 from replicax.backend.shards import ShardLayout
 from replicax.core.errors import ContextError
 from replicax.execution.frame import Frame, current_frame
@@ -64,18 +66,30 @@ class ShardedVariable(MirroredVariable):
         return layout
 
     @property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """Which elements of the whole each replica of this worker stores."""
+        mesh = self._storage.mesh
+        assert mesh is not None
+        return self.layout.bounds[mesh.local_replicas.start : mesh.local_replicas.stop]
+
+    @property
     def parts(self) -> tuple[jax.Array, ...]:
-        """What each replica stores, as rows of elements, without what fills up the last ones."""
-        rows = jax.device_get(self._storage.live_array())
+        """What each replica of this worker stores, as a row, without what fills up the last."""
+        rows = placement.parts_of(self._storage.live_array(), self._storage.mesh)
         return tuple(
-            jnp.asarray(row[: stop - start])
-            for row, (start, stop) in zip(rows, self.layout.bounds, strict=True)
+            jnp.asarray(np.asarray(row)[0, : stop - start])
+            for row, (start, stop) in zip(rows, self.bounds, strict=True)
         )
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__} in {self.layout.num_parts} parts: " + describe_component(
-            self, self._show
-        )
+        count, mesh = self.layout.num_parts, self._storage.mesh
+        title = f"{type(self).__name__} in {count} parts"
+        if mesh is None or not mesh.spans_workers:
+            return f"{title}: {describe_component(self, self._show)}"
+        # The whole would need all workers, and a repr may be asked for by one.
+        first, last = self.bounds[0][0], self.bounds[-1][1]
+        shown = describe_component(self, lambda: np.concatenate(self.parts))
+        return f"{title}, of which elements {first} to {last} are here: {shown}"
 
     # -- the whole ---------------------------------------------------------------------------
 

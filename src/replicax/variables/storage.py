@@ -25,6 +25,8 @@ from replicax.core.errors import LostVariableError
 from replicax.core.typing import Device
 from replicax.execution import epoch
 from replicax.execution.frame import current_frame
+from replicax.values.distributed import PerReplica
+from replicax.values.reduce import gather_leaf
 
 
 class Storage:
@@ -93,6 +95,11 @@ class Storage:
         return self.shape if self.layout is None else (self.layout.part_size,)
 
     @property
+    def is_here(self) -> bool:
+        """Whether this worker can read the value without the others."""
+        return self.layout is None or self.mesh is None or not self.mesh.spans_workers
+
+    @property
     def global_shape(self) -> tuple[int, ...]:
         """The shape of `array`."""
         if self.per_replica and self.mesh is not None:
@@ -148,10 +155,8 @@ class Storage:
 
     def components(self) -> list[jax.Array]:
         """One uncommitted array per copy of this worker; the caller may keep them."""
-        if self.spec is not None and self.mesh is not None:
-            return [self.component(i) for i in range(len(self.mesh.local_replicas))]
-        if self.layout is not None:
-            return [self.component(index) for index in range(self.layout.num_parts)]
+        if self.mesh is not None and not (self.spec is None and self.layout is None):
+            return [self.component(index) for index in range(len(self.mesh.local_replicas))]
         parts = placement.parts_of(self.hand_out(), self.mesh)
         if self.per_replica:
             return [compat.uncommitted(part).reshape(self.shape) for part in parts]
@@ -161,6 +166,7 @@ class Storage:
         """The uncommitted array of one copy of this worker; the caller may keep it.
 
         Of a value in pieces or parts it is the whole, put together on the device of that replica.
+        Where other workers have some of the parts, all workers must ask.
         """
         if self.spec is not None and self.mesh is not None:
             with RUN_AHEAD.lock:  # a step must not take the pieces while they are copied
@@ -171,12 +177,19 @@ class Storage:
         return part.reshape(self.shape) if self.per_replica else part
 
     def _joined(self, layout: ShardLayout, index: int) -> jax.Array:
-        assert self.mesh is not None
-        device = self.mesh.local_devices[index]
-        with RUN_AHEAD.lock:  # no step may donate the parts before they have been asked for
-            parts = placement.parts_of(self.live_array(), self.mesh)
-            rows = [jax.device_put(part, device) for part in parts]
-            return compat.uncommitted(layout.joined(jax.numpy.concatenate(rows)))
+        mesh = self.mesh
+        assert mesh is not None
+        device = mesh.local_devices[index]
+        # No step may donate the parts before they have been asked for.
+        with RUN_AHEAD.lock, compat.concretely():
+            if mesh.spans_workers:
+                shapes = [(1, *self.local_shape)] * mesh.num_replicas
+                parts = PerReplica(mesh, packed=self.live_array(), shapes=shapes)
+                rows = jax.device_put(gather_leaf(parts, 0, mesh), device)
+            else:
+                parts = placement.parts_of(self.live_array(), mesh)
+                rows = jax.numpy.concatenate([jax.device_put(part, device) for part in parts])
+            return compat.uncommitted(layout.joined(rows))
 
     def set(self, array: jax.Array) -> None:
         """Replaces the buffers by ones that nobody else holds."""
@@ -224,8 +237,10 @@ class Storage:
 
         The copies of a value that is split are all of it, and equal.
         """
-        if self.layout is not None:
-            values = np.asarray(self.layout.split(jax.numpy.asarray(next(iter(values)))))
+        if self.layout is not None and self.mesh is not None:
+            local = self.mesh.local_replicas
+            rows = np.asarray(self.layout.split(jax.numpy.asarray(next(iter(values)))))
+            values = rows[local.start : local.stop]
         if self.mesh is None:
             (value,) = values
             self.set_value(value)
