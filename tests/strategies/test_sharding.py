@@ -249,7 +249,7 @@ def test_parts_exist_in_compiled_replicas_only():
         v.read_part()
 
 
-@pytest.mark.filterwarnings("ignore:no TPU")
+@pytest.mark.filterwarnings("ignore:There is no TPU")
 @pytest.mark.parametrize("make", [rx.TPUStrategy, rx.MultiWorkerMirroredStrategy])
 def test_other_strategies_split_too(make):
     strategy = make(sharding=rx.experimental.Sharding(stage=3))
