@@ -77,7 +77,7 @@ class VariableCopy(ArrayOperators, ComponentView):
     is gone.
     """
 
-    __slots__ = ("__weakref__", "_container", "_keep", "_storage", "index")
+    __slots__ = ("__weakref__", "_container", "_storage", "index")
 
     def __init__(self, variable: DistributedVariable, index: int) -> None:
         """A view of copy `index` of `variable`."""
@@ -85,7 +85,6 @@ class VariableCopy(ArrayOperators, ComponentView):
         self._storage = variable._storage
         self.index = index
         weakref.finalize(variable, _keep_last_value, weakref.ref(self)).atexit = False
-        self._keep: jax.Array | None = None
 
     @property
     def container(self) -> DistributedValues | None:
@@ -114,8 +113,6 @@ class VariableCopy(ArrayOperators, ComponentView):
 
     def read_value(self) -> jax.Array:
         """The current value of this copy."""
-        if self._keep is not None:
-            return self._keep
         variable = self._container()
         if variable is not None and current_frame() is not None:
             return variable.read_copy(self.index)  # pyright: ignore[reportAttributeAccessIssue]
@@ -159,9 +156,14 @@ class VariableCopy(ArrayOperators, ComponentView):
 
 
 def _keep_last_value(view: weakref.ref[VariableCopy]) -> None:
+    """Called when the variable is gone, perhaps by the garbage collector in the middle of JAX.
+
+    So it makes no array: JAX notes the Python stack for each new one, and loses count of its
+    references if that happens while it is noting another.
+    """
     copy = view()
-    if copy is not None and copy._storage.array is not None and copy._storage.is_here:
-        copy._keep = copy._storage.component(copy.index)
+    if copy is not None and copy._storage.array is not None:
+        copy._storage = copy._storage.snapshot()
 
 
 def _update_session() -> UpdateSession | None:

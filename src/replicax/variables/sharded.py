@@ -77,7 +77,7 @@ class ShardedVariable(MirroredVariable):
         """What each replica of this worker stores, as a row, without what fills up the last."""
         rows = placement.parts_of(self._storage.live_array(), self._storage.mesh)
         return tuple(
-            jnp.asarray(np.asarray(row)[0, : stop - start])
+            jnp.asarray(np.array(row)[0, : stop - start])
             for row, (start, stop) in zip(rows, self.bounds, strict=True)
         )
 

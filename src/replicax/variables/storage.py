@@ -89,15 +89,25 @@ class Storage:
         self.handed_out = False
         self.lost = False
 
+    def snapshot(self) -> Storage:
+        """What is stored now, for somebody who reads it after the variable is gone."""
+        kept = Storage(
+            self.name,
+            self.shape,
+            self.dtype,
+            mesh=self.mesh,
+            home=self.home,
+            per_replica=self.per_replica,
+            spec=self.spec,
+            layout=self.layout,
+        )
+        kept.array, kept.handed_out, kept.lost = self.array, True, self.lost
+        return kept
+
     @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape of what one replica has."""
         return self.shape if self.layout is None else (self.layout.part_size,)
-
-    @property
-    def is_here(self) -> bool:
-        """Whether this worker can read the value without the others."""
-        return self.layout is None or self.mesh is None or not self.mesh.spans_workers
 
     @property
     def global_shape(self) -> tuple[int, ...]:
