@@ -65,10 +65,13 @@ class Workers:
         self.processes = []
         inherited = environment(num_devices, **variables)
         for worker_id, place in enumerate(places(num_workers)):
+            # Of their own: several processes of pytest clean up in one folder, and then warn.
+            temporary = folder / f"temporary-{worker_id}"
+            temporary.mkdir(exist_ok=True)
             with open(self._output_of(worker_id), "wb") as output:
                 process = subprocess.Popen(
                     [sys.executable, *command],
-                    env=inherited | place,
+                    env=inherited | place | {"TMPDIR": str(temporary)},
                     cwd=REPOSITORY,
                     stdout=output,
                     stderr=subprocess.STDOUT,
