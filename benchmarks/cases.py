@@ -109,7 +109,7 @@ SMOKE = (
     Case("W2", 2, ("momentum",), (LIMIT, OURS)),
     Case("W4", 2, ("100 variables",), (LIMIT, OURS)),
     Case("W6", 2, ("batches",), (LIMIT, OURS)),
-    Case("W8", 2, ("reduce 1 MB", "all_reduce 1 MB"), (LIMIT, OURS)),
+    Case("W8", 2, ("reduce 1 MB", "all_reduce 16 MB"), (LIMIT, OURS)),
 )
 
 WORKLOADS = {
