@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.backend import placement
+from replicax.backend.runahead import RUN_AHEAD
 from replicax.backend.shards import ShardLayout
 from replicax.core.errors import ContextError
 from replicax.execution.frame import Frame, current_frame
@@ -75,11 +76,12 @@ class ShardedVariable(MirroredVariable):
     @property
     def parts(self) -> tuple[jax.Array, ...]:
         """What each replica of this worker stores, as a row, without what fills up the last."""
-        rows = placement.parts_of(self._storage.live_array(), self._storage.mesh)
-        return tuple(
-            jnp.asarray(np.array(row)[0, : stop - start])
-            for row, (start, stop) in zip(rows, self.bounds, strict=True)
-        )
+        with RUN_AHEAD.lock:  # a step must not take the parts while they are copied
+            rows = placement.parts_of(self._storage.live_array(), self._storage.mesh)
+            return tuple(
+                jnp.asarray(np.array(row)[0, : stop - start])
+                for row, (start, stop) in zip(rows, self.bounds, strict=True)
+            )
 
     def __repr__(self) -> str:
         count, mesh = self.layout.num_parts, self._storage.mesh
