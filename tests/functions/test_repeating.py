@@ -1,11 +1,15 @@
 """The same call again is recognised, and everything that makes it another call is noticed."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.core.errors import StaleReadError
 from replicax.core.protocols import DIFFERENT
 from replicax.functions import repeating
 from tests.functions.steps import counting_step
@@ -25,8 +29,8 @@ def repeated(monkeypatch):
     def counted(*args):
         repeat = make(*args)
 
-        def call(strategy, args):
-            result = repeat(strategy, args)
+        def call(strategy, args, kwargs):
+            result = repeat(strategy, args, kwargs)
             counts["different" if result is DIFFERENT else "same"] += 1
             return result
 
@@ -113,3 +117,118 @@ def test_one_replica_stays_on_its_device_whatever_jax_prefers(device):
         assert not result.committed  # it mixes with arrays of any device
         assert total.read_value().devices() == {expected}
     np.testing.assert_array_equal(total.numpy(), [5.0, 5.0])
+
+
+def test_a_nest_of_equal_structure_takes_the_short_way(strategy, repeated):
+    total, step = counting_step(strategy)
+    count = strategy.num_replicas_in_sync
+
+    @rx.function
+    def nested(batch, *, scale):
+        step.python_function(batch["x"] * scale["factors"][0])
+
+    for i in range(4):
+        x = strategy.distribute_batch(np.full(2 * count, i, np.float32))
+        strategy.run(nested, args=({"x": x},), kwargs={"scale": {"factors": [jnp.asarray(2.0)]}})
+    assert repeated == {"same": 3, "different": 0}
+    np.testing.assert_array_equal(total.numpy(), [12.0 * count] * 2)
+
+
+def test_another_structure_is_another_call(strategy, repeated):
+    step = rx.function(lambda batch: jax.tree.leaves(batch)[0] * 2)
+    for batch in ({"x": jnp.ones(2)}, {"y": jnp.ones(2)}, [jnp.ones(2)], jnp.ones(2)):
+        strategy.run(step, args=(batch,))
+    assert repeated == {"same": 0, "different": 3}
+    assert step.trace_count == 4
+
+
+@pytest.mark.parametrize(
+    ("seen", "other"), [(True, False), (1, 2), (1, True), ("relu", "tanh"), (True, 1)]
+)
+def test_a_static_argument_is_compared_by_type_and_value(strategy, repeated, seen, other):
+    step = rx.function(lambda x, mode: x * len(repr(mode)))
+    for mode in (seen, seen, other):
+        result = strategy.run(step, args=(jnp.ones(2),), kwargs={"mode": mode})
+        first = strategy.experimental_local_results(result)[0]
+        np.testing.assert_array_equal(first, [len(repr(mode))] * 2)
+    assert repeated == {"same": 1, "different": 1}
+    assert step.trace_count == 2
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.ones(2, np.float32), 1.5, np.float32(1.5), jax.random.key(0)],
+    ids=["NumPy", "float", "scalar", "random key"],
+)
+def test_arguments_that_only_jit_can_take_are_recognised_too(repeated, value):
+    step = rx.function(lambda x: (x, 1)[0])
+    results = [step(value) for _ in range(4)]
+    assert repeated == {"same": 3, "different": 0}
+    assert all(result.dtype == results[0].dtype for result in results)
+    assert step.trace_count == 1
+
+
+def test_a_packed_array_is_not_taken_for_the_value_it_is_of(repeated):
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    step = rx.function(lambda x: x.shape)
+    value = strategy.distribute_batch(np.ones(4, np.float32))
+    assert strategy.run(step, args=(value,)) == (2,)
+    assert strategy.run(step, args=(value.packed(),)) == value.packed().shape
+    assert repeated == {"same": 0, "different": 1}
+
+
+def test_a_call_inside_a_transformation_is_part_of_it(repeated):
+    w = rx.Variable(2.0)
+    step = rx.function(lambda: w * 3.0)
+    for _ in range(3):
+        step()
+    with pytest.raises(StaleReadError, match=r"is read inside jax\.jit"):
+        jax.jit(lambda: step() + 1.0)()
+    assert repeated == {"same": 2, "different": 1}
+
+
+def test_a_repeated_call_keeps_none_of_its_arguments(strategy):
+    step = rx.function(lambda batch: {"y": batch["x"] * 2.0})
+    references = []
+    for _ in range(3):
+        array = jnp.ones(3) + 1.0
+        strategy.run(step, args=({"x": array},))
+        references.append(weakref.ref(array))
+        del array
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 3
+
+
+def loop_of(strategy):
+    """Three steps in one program that returns the last of their results."""
+    with strategy.scope():
+        w = rx.Variable(jnp.ones(2))
+
+    @rx.function
+    def steps(x):
+        def body(carry, _):
+            total = strategy.run(
+                lambda: rx.get_replica_context().all_reduce("MEAN", jnp.sum(w * x))
+            )
+            w.assign_add(total * jnp.ones(2))
+            return carry, total
+
+        return jax.lax.scan(body, None, length=3)[1][-1]
+
+    return steps
+
+
+def test_one_replica_needs_no_devices_inside_a_loop_either():
+    steps = loop_of(rx.MirroredStrategy(["CPU:0"]))
+    shardings = steps.lower(jnp.ones(2)).compile().output_shardings
+    assert [type(sharding) for sharding in shardings] == [jax.sharding.SingleDeviceSharding] * 2
+    assert float(steps(jnp.ones(2))) == 18.0
+
+
+def test_a_small_result_that_was_computed_after_a_loop_tells_when_a_step_is_done(strategy):
+    steps = loop_of(strategy)
+    outputs = steps.lower(jnp.ones(2)).compile().output_shardings
+    assert len(outputs) == 2  # the variable and the result: none besides
+    for _ in range(20):
+        last = steps(jnp.ones(2))
+    assert float(last) == pytest.approx(2 * 3.0**59, rel=1e-5)

@@ -159,6 +159,21 @@ def sub_jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
                 yield open_jaxpr(item)
 
 
+def replace_sub_jaxprs(params: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """The parameters of an equation with ``change(jaxpr)`` for every plain Jaxpr among them."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, jex_core.ClosedJaxpr):
+            return value.replace(jaxpr=change(value.jaxpr))
+        if isinstance(value, jex_core.Jaxpr):
+            return change(value)
+        if type(value) in (tuple, list):
+            return type(value)(map(changed, value))
+        return value
+
+    return {name: changed(value) for name, value in params.items()}
+
+
 def user_line(eqn: Any) -> str:
     """The user's ``file:line`` that made an equation, frames of JAX and Replicax left out."""
     for frame in source_info_util.user_frames(eqn.source_info.traceback):

@@ -152,10 +152,10 @@ class RunAhead:
 
         Waits for several at once, so that most launches find room without looking.
         """
-        if len(self.tokens) >= self.room:
+        if not self.room:
             self._choose_limit()
-            if len(self.tokens) >= self.room:
-                self._await_down_to(self.room // 2)
+        if len(self.tokens) >= self.room:
+            self._await_down_to(self.room // 2)
 
     def _choose_limit(self) -> None:
         if not self.room:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -35,7 +35,7 @@ class CompiledCallable:
             call again, else to `DIFFERENT`.
     """
 
-    repeat: Callable[[Any, Sequence[Any]], Any]
+    repeat: Callable[[Any, Sequence[Any], Mapping[str, Any] | None], Any]
 
     @abc.abstractmethod
     def run_replicated(

@@ -471,10 +471,11 @@ def _padded(values: Sequence[jax.Array]) -> list[jax.Array]:
 
 def without_devices(jaxpr: Any) -> Any:
     """`jaxpr` with runs that go where their inputs are, for programs on JAX's default device."""
-    equations = [
-        eqn.replace(params=eqn.params | {"mesh": eqn.params["mesh"].abstract_mesh})
-        if eqn.primitive.name == "shard_map"
-        else eqn
-        for eqn in jaxpr.eqns
-    ]
-    return jaxpr.replace(eqns=equations)
+
+    def changed(eqn: Any) -> Any:
+        params = compat.replace_sub_jaxprs(eqn.params, without_devices)
+        if eqn.primitive.name == "shard_map":
+            params["mesh"] = params["mesh"].abstract_mesh
+        return eqn.replace(params=params)
+
+    return jaxpr.replace(eqns=list(map(changed, jaxpr.eqns)))

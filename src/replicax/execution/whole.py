@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.extend.core as jex
 from jax import lax
 from jax.sharding import NamedSharding
 
@@ -44,8 +43,7 @@ def _equation(eqn: Any) -> Any:
         sharding = NamedSharding(eqn.params["sharding"].mesh, REPLICATED)
         own = {"sharding": sharding, "unconstrained_dims": frozenset()}
         return eqn.replace(params=eqn.params | own)
-    params = {name: _parameter(value) for name, value in eqn.params.items()}
-    return eqn.replace(params=params)
+    return eqn.replace(params=compat.replace_sub_jaxprs(eqn.params, without_pieces))
 
 
 def _is_layout(eqn: Any) -> bool:
@@ -53,13 +51,3 @@ def _is_layout(eqn: Any) -> bool:
     return eqn.primitive.name == "sharding_constraint" and isinstance(
         eqn.params["sharding"], NamedSharding
     )
-
-
-def _parameter(value: Any) -> Any:
-    if isinstance(value, jex.ClosedJaxpr):
-        return value.replace(jaxpr=without_pieces(value.jaxpr))
-    if isinstance(value, jex.Jaxpr):
-        return without_pieces(value)
-    if type(value) in (tuple, list):
-        return type(value)(_parameter(item) for item in value)
-    return value

@@ -81,11 +81,6 @@ def _hashable(leaf: Any) -> Hashable:
     return type(leaf), leaf
 
 
-def is_array_key(key: Hashable) -> bool:
-    """Whether a key made by `leaf_key` is that of an array, and not of a static object."""
-    return isinstance(key, tuple) and len(key) == 3
-
-
 def lower(leaf: Any, name: Callable[[], str]) -> Any:
     """The array that `leaf` enters the program as; `leaf` itself if it is static."""
     if type(leaf) is PerReplica:

@@ -14,7 +14,7 @@ from replicax.core.options import RunOptions
 from replicax.execution.cache import ById, function_key
 from replicax.functions import arguments
 from replicax.functions.program import Program, initial_values, trace_function
-from replicax.functions.repeating import Repeat, not_repeated, repeat_of
+from replicax.functions.repeating import Call, Repeat, not_repeated, repeat_of
 from replicax.values.distributed import Mirrored, PerReplica
 
 RETRACES_BEFORE_WARNING = 5
@@ -73,9 +73,9 @@ class CallSite:
         if program is None or not program.is_alive():
             program = self._find_or_compile(key, fn, args, kwargs, strategy, options)
         result = program.run(self._lowered(leaves, structure))
-        is_plain = not kwargs and options is None and isinstance(structure, int) and entry is None
-        if is_plain and not self._is_keyed:  # a keyed site must not keep its function alive
-            self.repeat = repeat_of(fn, key[1], strategy, program)
+        if options is None and entry is None and not self._is_keyed:
+            # A site that is keyed must not keep its function alive.
+            self.repeat = repeat_of(Call(fn, leaves, structure, key[1], strategy), program)
         return arguments.put_back(result, leaves) if program.returns_arguments else result
 
     def _find_or_compile(

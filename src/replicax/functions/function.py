@@ -96,6 +96,9 @@ class Function(CompiledCallable):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the compiled function."""
+        result = self.repeat(None, args, kwargs)
+        if result is not DIFFERENT:
+            return result
         args, kwargs = self._checked(args, kwargs)
         if SETTINGS.run_eagerly or current_frame() is not None:
             return self.python_function(*args, **kwargs)
@@ -106,10 +109,6 @@ class Function(CompiledCallable):
             return self._call_in_replica(entry, args, kwargs)
         if self._runs_as_loop or _has_host_data(args, kwargs):
             return self._loop(args, kwargs)
-        if not kwargs:
-            result = self.repeat(None, args)
-            if result is not DIFFERENT:
-                return result
         try:
             return self._call(args, kwargs)
         except HostLoopRequired:

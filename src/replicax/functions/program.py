@@ -29,7 +29,7 @@ from replicax.execution.host_loop import HostLoopRequired
 from replicax.execution.spmd import without_devices
 from replicax.execution.varying import refuse_repeated_writes
 from replicax.functions.arguments import PassedThrough
-from replicax.functions.launching import launcher
+from replicax.functions.launching import Launcher
 from replicax.values.distributed import Mirrored, PerReplica
 from replicax.variables.consistency import digest
 from replicax.variables.storage import COUNTS, Storage
@@ -191,14 +191,15 @@ def _token_among(outputs: Sequence[Any], jaxpr: Any) -> int:
     """Which output tells that a step is done; the number of outputs if it needs one more.
 
     An output of its own for this costs a step of small programs 5 to 10 percent. A
-    small result of a run serves as well. A large one would be kept alive by it, and
-    one that no run computed may be an input that JAX passes through.
+    small result serves as well. A large one would be kept alive by it, and what a call
+    or a loop gives may be an input that JAX passes through it.
     """
     computed = {
         variable
         for equation in jaxpr.eqns
-        if equation.primitive.name == "shard_map"
+        if equation.primitive.name == "shard_map" or not any(compat.sub_jaxprs(equation.params))
         for variable in equation.outvars
+        if not jnp.issubdtype(variable.aval.dtype, jax.dtypes.extended)
     }
     for index, variable in enumerate(outputs):
         if isinstance(variable, jex.Literal):  # a constant, which cannot be looked up either
@@ -243,9 +244,8 @@ class Program:
     Attributes:
         mesh: The devices it runs on; None for one default device.
         returns_arguments: Whether an argument comes back as it was passed.
-        launch: Runs it once; gives its outputs.
+        launcher: Runs it once; gives its outputs.
         finish: Makes the result of the function from the outputs.
-        freed_seen: What `is_alive` goes by: how many variables had gone when it last looked.
     """
 
     def __init__(self, traced: TracedFunction, *, name: str, donate: bool) -> None:
@@ -270,9 +270,9 @@ class Program:
             out_shardings=out_shardings,
             compiler_options=dict(traced.frame.compiler_options) or None,
         )
-        self.freed_seen = -1
+        self._freed_seen = -1  # how many variables had gone when `is_alive` last looked
         self.finish: Callable[[list[jax.Array]], Any] | None = None  # known after a first launch
-        self.launch = launcher(
+        self.launcher = Launcher(
             self._variants,
             self._written,
             self._read,
@@ -333,12 +333,12 @@ class Program:
             LostVariableError: If one was lost in a failed execution.
         """
         freed = COUNTS.freed + RUN_AHEAD.num_failures
-        if freed != self.freed_seen:
+        if freed != self._freed_seen:
             for key in (*self._written, *self._read):
                 if key.array is None and not key.lost:
                     return False
                 key.live_array()  # raises if it was lost, and names the variable
-            self.freed_seen = freed
+            self._freed_seen = freed
         return True
 
     def lowered(self, arrays: list[Any]) -> Any:
@@ -353,7 +353,7 @@ class Program:
         """One step: launches the program and makes the result of the function."""
         if self.finish is None and self.mesh is not None and self.mesh.spans_workers:
             self._agree_with_other_workers(arrays)
-        outputs = self.launch(arrays)
+        outputs = self.launcher.launch(arrays)
         if self.finish is None:
             self.finish = self._finisher(outputs)
         return self.finish(outputs)

@@ -7,96 +7,137 @@ site's key, mostly by identity, in one closure; see `launching` for the reason.
 
 from __future__ import annotations
 
+import dataclasses
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replicax.backend import compat
-from replicax.backend.runahead import RUN_AHEAD
 from replicax.context import stack
+from replicax.core import nest
 from replicax.core.protocols import DIFFERENT
 from replicax.execution import frame
 from replicax.functions import arguments
 from replicax.functions.program import Program, SettingsChanged
 from replicax.functions.settings import SETTINGS
 from replicax.values.distributed import PerReplica
-from replicax.variables.storage import COUNTS
 
-Repeat = Callable[[Any, Sequence[Any]], Any]
+Repeat = Callable[[Any, Sequence[Any], "Mapping[str, Any] | None"], Any]
 """From strategy and arguments to the result, or to `DIFFERENT`."""
 
 _NO_PATH = "by position".__str__
+_COMPARED = (bool, int, str, type(None))  # static arguments that are quickly compared
 
 
-def not_repeated(strategy: Any, args: Sequence[Any]) -> Any:
+def not_repeated(strategy: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     """The `Repeat` of a call site whose last call must not be repeated."""
     return DIFFERENT
 
 
-def repeat_of(fn: Any, keys: tuple[Any, ...], strategy: Any, program: Program) -> Repeat:
-    """A function that repeats this call, for calls outside every scope with leaves by position.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """A call outside every scope, as its call site sees it.
+
+    Attributes:
+        fn: The function that was called; the call site has no other.
+        leaves: Its arguments.
+        structure: Of the arguments, by `arguments.flatten`.
+        keys: For each leaf its `arguments.leaf_key`.
+        strategy: The strategy whose replicas it ran on, or None.
+    """
+
+    fn: Any
+    leaves: Sequence[Any]
+    structure: Any
+    keys: tuple[Any, ...]
+    strategy: Any
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether other arguments are quickly seen to be like these."""
+        return all(type(x) in _COMPARED or arguments.is_traced(x) for x in self.leaves)
+
+
+def repeat_of(call: Call, program: Program) -> Repeat:
+    """A function that repeats this call.
+
+    What it needs is bound here, once, because between two steps the devices have used up the
+    processor's caches: there each Python call and each attribute costs several times what it costs
+    in a loop.
 
     Args:
-        fn: The function that was called; the call site has no other.
-        keys: For each argument its `arguments.leaf_key`.
-        strategy: The strategy whose replicas it ran on, or None.
+        call: The call.
         program: The program that it found, launched once.
 
     Returns:
         `not_repeated` if the call is of a kind that needs a second look every time.
     """
-    if program.returns_arguments or not all(map(arguments.is_array_key, keys)):
+    if program.returns_arguments or not call.is_repeatable:
         return not_repeated
-    inner = getattr(fn, "__func__", fn)
+    inner = getattr(call.fn, "__func__", call.fn)
     cells = _cells_of(inner) if getattr(inner, "__closure__", None) else []
     cells = tuple((cell, _content(cell)) for cell in cells)
-    num_args = len(keys)
-    launch, finish = program.launch, program.finish
+    strategy, structure, keys = call.strategy, call.structure, call.keys
+    is_nest = not isinstance(structure, int)
+    kinds, num_leaves = list(map(type, call.leaves)), len(call.leaves)
+    static = {i: x for i, x in enumerate(call.leaves) if not arguments.is_traced(x)}
+    launcher, finish = program.launcher, program.finish
     assert finish is not None  # it has been launched
     contexts, process = stack.watch()
-    traces = frame.watch()
-    array_type, counts, run_ahead, settings = compat.ConcreteArray, COUNTS, RUN_AHEAD, SETTINGS
-    kind_of = compat.kind_of
-    arrays_seen: list[Any] = [None] * num_args  # the kinds of arrays that enter as they are
+    traces, settings, (trace, no_trace) = frame.watch(), SETTINGS, compat.PLAIN_STATES[0]
 
-    def repeat(on: Any, args: Sequence[Any]) -> Any:
+    def launched(leaves: Sequence[Any]) -> Any:
+        """The outputs for arguments that the program may not have seen like this; or None."""
+        if tuple(map(arguments.leaf_key, leaves)) != keys or not program.is_alive():
+            return None
+        traced = [leaf for i, leaf in enumerate(leaves) if i not in static]
+        try:
+            return launcher.launch([arguments.lower(leaf, _NO_PATH) for leaf in traced])
+        except SettingsChanged:
+            return None
+
+    def repeat(on: Any, leaves: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
         if (
             on is not strategy
-            or len(args) != num_args
             or contexts.entries
             or process.chosen is not None
             or traces.frame is not None
             or settings.run_eagerly
+            or trace.value is not no_trace
         ):
             return DIFFERENT
-        arrays = []
-        for index, arg in enumerate(args):  # a strict zip costs more
-            kind, key = type(arg), keys[index]
-            if kind is PerReplica:
-                array = arg.packed_if_like(key)
-                if array is None:
-                    return DIFFERENT
-                arrays.append(array)
-            elif kind is array_type and kind_of(arg) == arrays_seen[index]:
-                arrays.append(arg)
-            elif arguments.leaf_key(arg) == key:
-                if kind is array_type and not arg.committed:
-                    arrays_seen[index] = kind_of(arg)
-                arrays.append(arguments.lower(arg, _NO_PATH))
-            else:
+        if is_nest:
+            leaves, found = nest.flatten((tuple(leaves), kwargs or {}))
+            if found != structure:
                 return DIFFERENT
+        elif kwargs or len(leaves) != num_leaves:
+            return DIFFERENT
+        arrays = []
+        for index, leaf in enumerate(leaves):  # a strict zip costs more
+            kind = type(leaf)
+            if kind is not kinds[index]:
+                return DIFFERENT
+            if kind is PerReplica:
+                leaf = leaf.packed_if_like(keys[index])
+                if leaf is None:
+                    return DIFFERENT
+            elif index in static:
+                if leaf != static[index]:
+                    return DIFFERENT
+                continue
+            arrays.append(leaf)
         try:
             for cell, captured in cells:
                 if cell.cell_contents is not captured:
                     return DIFFERENT
         except ValueError:  # a cell was emptied
             return DIFFERENT
-        if counts.freed + run_ahead.num_failures != program.freed_seen and not program.is_alive():
-            return DIFFERENT
-        try:
-            return finish(launch(arrays))
-        except SettingsChanged:
-            return DIFFERENT
+        outputs = launcher.direct(arrays)
+        if outputs is None:
+            outputs = launched(leaves)
+            if outputs is None:
+                return DIFFERENT
+        return finish(outputs)
 
     return repeat
 

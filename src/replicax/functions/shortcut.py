@@ -4,16 +4,29 @@
 repeated finds the same one each time. So it is enough to see that its inputs are like those
 of the last call: variables stay as they are until somebody else touches them, and arrays that
 come from one place share their types and layouts, which are then compared by identity.
-Whatever is different goes through `jit`. `launching` has the comparisons.
+Whatever is different goes through `jit`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+import operator
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import jax
+
 from replicax.backend import compat
+from replicax.backend.runahead import RUN_AHEAD
+from replicax.backend.workers import lost_worker
+from replicax.execution.epoch import EPOCH, advance
+from replicax.variables.storage import COUNTS, Storage, set_array
+
+Direct = Callable[[list[Any]], "list[jax.Array] | None"]
+"""As `launching.Launch`, but gives None, and has done nothing, where only `jit` can tell."""
+
+_array = operator.attrgetter("array")
+_handed_out = operator.attrgetter("handed_out")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,6 +67,109 @@ def find_shortcut(
     if executable is None:
         return None
     return Shortcut(executable, state_kinds, argument_kinds, compat.trace_settings())
+
+
+def no_shortcut(arguments: list[Any]) -> None:
+    """The `Direct` of a program that has not been found to have one."""
+
+
+def direct_launcher(
+    shortcut: Shortcut, written: list[Storage], read: list[Storage], *, token_at: int
+) -> Direct:
+    """How to run a program by its shortcut; for the arguments see `launching.launcher`.
+
+    One closure, as there.
+    """
+    run_ahead, lock, tokens, counts = RUN_AHEAD, RUN_AHEAD.lock, RUN_AHEAD.tokens, COUNTS
+    epoch, consume, kind_of = EPOCH, compat.consume, compat.kind_of
+    trace_settings = compat.trace_settings
+    is_deleted: Callable[[Any], bool] = compat.ConcreteArray.is_deleted
+    (trace, no_trace), (check, no_check), (devices, no_devices) = compat.PLAIN_STATES
+    execute, handlers = shortcut.executable.execute, shortcut.executable.handlers
+    kept, settings = shortcut.executable.kept, shortcut.settings
+    argument_kinds = shortcut.argument_kinds
+    state = [*written, *read]
+    exposed: list[Storage] = []  # variables that are read, and that others could delete
+    seen: object = None  # the stamp when the variables were last found fit for this
+    failures = run_ahead.num_failures
+
+    def is_fit(arrays: list[Any]) -> bool:
+        exposed[:] = filter(_handed_out, read)
+        return not any(map(_handed_out, written)) and are_alike(
+            kinds_of(arrays), shortcut.state_kinds
+        )
+
+    def direct(arguments: list[Any]) -> list[jax.Array] | None:
+        nonlocal seen, failures, argument_kinds
+        with lock:
+            if len(tokens) >= run_ahead.room:
+                run_ahead.make_room()
+            inputs: list[Any] = [key.array for key in state]
+            stamp = counts.stamp  # after `inputs`, see Storage.set
+            if stamp is not seen:
+                if not is_fit(inputs):
+                    return None
+                seen = stamp
+            if run_ahead.num_failures != failures:  # variables may be lost: let others look
+                failures = run_ahead.num_failures
+                return None
+            try:
+                kinds = list(map(kind_of, arguments))
+            except AttributeError:  # one is not on a device yet
+                return None
+            if (
+                not (kinds == argument_kinds or are_alike(kinds, argument_kinds))
+                or trace_settings() != settings
+                or any(map(is_deleted, arguments))
+                or (exposed and any(map(is_deleted, map(_array, exposed))))
+                or trace.value is not no_trace
+                or check.value is not no_check
+                or devices.value is not no_devices
+            ):
+                return None
+            argument_kinds = kinds  # likelier to be the same objects next time
+            inputs += arguments
+            if kept is not None:
+                inputs = [inputs[index] for index in kept]
+            outputs: list[jax.Array] = []
+            try:
+                # Unpacking runs the program, and the next instruction keeps what it gave. Ctrl-C
+                # is noticed at calls and jumps only, not between those two.
+                (outputs,) = map(consume, map(execute, (inputs,)), handlers)
+                for key, array in zip(written, outputs):  # noqa: B905 - more are outputs
+                    key.array = array
+            except BaseException as error:
+                keep_what_is_left(written, outputs, error)
+                raise
+            tokens.append(outputs[token_at])
+            if epoch.is_watched and written:
+                advance()
+        if run_ahead.settles:
+            run_ahead.settle()
+        return outputs
+
+    return direct
+
+
+def keep_what_is_left(written: list[Storage], outputs: Sequence[Any], error: BaseException) -> None:
+    """Brings the variables in order after a launch that raised `error`.
+
+    Args:
+        written: The variables that the program replaces.
+        outputs: Begins with their new values; empty if the program gave none.
+        error: Of the program, or Ctrl-C.
+
+    Raises:
+        WorkerLostError: From `error`, if another worker has gone.
+    """
+    # Ctrl-C cannot split this: there are no Python instructions in it. `any` goes to the end,
+    # because setting gives None.
+    any(map(set_array, written, outputs))
+    if isinstance(error, Exception):
+        for key in written:
+            key.note_loss()
+        if lost := lost_worker(error):
+            raise lost from error
 
 
 def kinds_of(arrays: Sequence[Any]) -> list[Any] | None:

@@ -155,8 +155,8 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
             options: How to run it.
         """
         repeatable: Any = fn
-        if options is None and not kwargs and isinstance(repeatable, self._repeatable):
-            result = repeatable.repeat(self, args)
+        if options is None and isinstance(repeatable, self._repeatable):
+            result = repeatable.repeat(self, args, kwargs)
             if result is not DIFFERENT:
                 return result
         stack.require_outside_run(self, "Strategy.run")
