@@ -3,13 +3,11 @@
 One test or more for every name in `backend.compat`; the last one fails when a name has none.
 """
 
-import inspect
 import pathlib
 import re
 import threading
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -191,107 +189,6 @@ def test_trace_settings_change_with_what_changes_a_trace(setting):
     assert inside != before
     assert hash(compat.trace_settings()) == hash(before)
     assert compat.trace_settings() == before
-
-
-# -- programs ----------------------------------------------------------------------------------
-
-
-def test_eval_jaxpr_evaluates_with_constants_and_in_a_trace():
-    constant = jnp.arange(3.0)
-    closed = jax.make_jaxpr(lambda x: (x * constant, x + 1))(2.0)
-    outs = compat.eval_jaxpr(closed.jaxpr, closed.consts, 3.0)
-    np.testing.assert_array_equal(outs[0], [0, 3, 6])
-    outs = jax.jit(lambda x: compat.eval_jaxpr(closed.jaxpr, closed.consts, x))(4.0)
-    assert float(outs[1]) == 5.0
-
-
-def test_shaped_array_has_a_strong_type():
-    aval = compat.shaped_array([2, 3], jnp.bfloat16)
-    assert (aval.shape, aval.dtype, aval.weak_type) == ((2, 3), jnp.bfloat16, False)
-
-
-def test_is_ref_tells_refs_from_values():
-    def fn(x):
-        ref = jax.new_ref(x)
-        ref[...] = x + 1
-        return ref[...]
-
-    jaxpr = jax.make_jaxpr(fn)(1.0).jaxpr
-    kinds = {atom for eqn in jaxpr.eqns for atom in eqn.outvars if compat.is_ref(atom)}
-    assert len(kinds) == 1
-    assert not compat.is_ref(jaxpr.invars[0])
-
-
-def test_open_jaxpr_and_sub_jaxprs_find_every_inner_program():
-    def fn(x):
-        y = lax.cond(x > 0, lambda: x, lambda: -x)
-        y = lax.while_loop(lambda c: c < 3, lambda c: c + 1, y)
-        y = lax.scan(lambda c, _: (c * 2, None), y, None, length=2)[0]
-        return jax.jit(lambda y: y + 1)(y)
-
-    closed = jax.make_jaxpr(fn)(1.0)
-    assert compat.open_jaxpr(closed) is closed.jaxpr
-    assert compat.open_jaxpr(closed.jaxpr) is closed.jaxpr
-    counts = {}
-    for eqn in closed.jaxpr.eqns:
-        inner = list(compat.sub_jaxprs(eqn.params))
-        assert all(hasattr(jaxpr, "eqns") for jaxpr in inner)
-        if inner:
-            counts[eqn.primitive.name] = len(inner)
-    assert counts == {"cond": 2, "while": 2, "scan": 1, "jit": 1}
-
-
-def test_inner_programs_are_replaced_wherever_they_are():
-    def fn(x):
-        y = lax.cond(x > 0, lambda: x * 2, lambda: -x)
-        return lax.scan(lambda c, _: (jax.jit(lambda c: c * 2)(c), None), y, None, length=3)[0]
-
-    def tripled(jaxpr):
-        inner = [compat.replace_sub_jaxprs(eqn.params, tripled) for eqn in jaxpr.eqns]
-        factors = [
-            [jex.Literal(3.0, v.aval) if isinstance(v, jex.Literal) else v for v in eqn.invars]
-            if eqn.primitive.name == "mul"
-            else eqn.invars
-            for eqn in jaxpr.eqns
-        ]
-        eqns = [
-            eqn.replace(params=params, invars=invars)
-            for eqn, params, invars in zip(jaxpr.eqns, inner, factors, strict=True)
-        ]
-        return jaxpr.replace(eqns=eqns)
-
-    closed = jax.make_jaxpr(fn)(1.0)
-    (result,) = compat.eval_jaxpr(tripled(closed.jaxpr), closed.consts, 1.0)
-    assert (float(fn(1.0)), float(result)) == (2.0**4, 3.0**4)
-
-
-def this_line():
-    return inspect.currentframe().f_back.f_lineno
-
-
-def test_user_line_is_the_line_that_made_the_equation():
-    def fn(x):
-        fn.line = this_line() + 1
-        return jnp.sin(x)
-
-    (eqn,) = jax.make_jaxpr(fn)(1.0).eqns
-    assert compat.user_line(eqn) == f"{__file__}:{fn.line}"
-
-
-def test_origin_of_gives_new_equations_the_line_of_an_old_one():
-    def fn(x):
-        with jax.named_scope("layer"):
-            return jnp.sin(x)
-
-    (eqn,) = jax.make_jaxpr(fn)(1.0).eqns
-
-    def replay(x):
-        with compat.origin_of(eqn):
-            return jnp.cos(x)
-
-    (new,) = jax.make_jaxpr(replay)(1.0).eqns
-    assert compat.user_line(new) == compat.user_line(eqn)
-    assert "layer" in str(new.source_info.name_stack)
 
 
 # -- arrays ------------------------------------------------------------------------------------
@@ -485,20 +382,6 @@ def test_gke_tells_a_tpu_host_its_slice():
         TPU_WORKER_HOSTNAMES="t-0,t-1",
         TPU_WORKER_ID="1",
     )
-
-
-def test_a_primitive_that_lowers_as_identity_compiles_to_nothing_and_is_looked_through_by_vmap():
-    marker_p = jex.Primitive("test_marker")
-    marker_p.def_abstract_eval(lambda value, *, label: value)
-    compat.lower_as_identity(marker_p)
-
-    def marked(x):
-        return marker_p.bind(x, label="here") + 1.0
-
-    x = jnp.arange(3.0)
-    np.testing.assert_array_equal(jax.jit(marked)(x), x + 1.0)
-    np.testing.assert_array_equal(jax.jit(jax.vmap(marked))(x), x + 1.0)
-    assert "marker" not in jax.jit(marked).lower(x).compile().as_text()
 
 
 # -- the file itself ---------------------------------------------------------------------------
