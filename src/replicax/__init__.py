@@ -14,13 +14,12 @@ Write the step once; choose where it runs by choosing a strategy.
 array(10., dtype=float32)
 """
 
-from replicax import cluster_resolver, data, experimental, metrics, optimizers, random, testing
+import importlib
+import typing
+
+from replicax import optimizers, random
 from replicax.backend.compilation_cache import set_compilation_cache
 from replicax.backend.devices import set_virtual_devices
-from replicax.checkpoint.backup import BackupAndRestore
-from replicax.checkpoint.checkpoint import Checkpoint
-from replicax.checkpoint.manager import CheckpointManager
-from replicax.checkpoint.options import CheckpointOptions
 from replicax.context.replica import ReplicaContext
 from replicax.context.stack import (
     experimental_set_strategy,
@@ -40,7 +39,6 @@ from replicax.core.names import REPLICA_AXIS
 from replicax.core.notices import ReplicaxWarning
 from replicax.core.options import InputOptions, RunOptions
 from replicax.core.spec import PerReplicaSpec, TensorSpec, TypeSpec
-from replicax.drawing import visualize_value
 from replicax.functions.function import (
     Function,
     function,
@@ -64,12 +62,20 @@ from replicax.strategies.cross_device_ops import (
 from replicax.strategies.default import DefaultStrategy
 from replicax.strategies.extended import StrategyExtended
 from replicax.strategies.mirrored import MirroredStrategy
-from replicax.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from replicax.strategies.one_device import OneDeviceStrategy
-from replicax.strategies.tpu import TPUStrategy
 from replicax.values.distributed import DistributedValues, Mirrored, PerReplica
 from replicax.variables.creation import variable_creator_scope
 from replicax.variables.variable import Variable
+
+if typing.TYPE_CHECKING:
+    from replicax import cluster_resolver, data, experimental, metrics, testing
+    from replicax.checkpoint.backup import BackupAndRestore
+    from replicax.checkpoint.checkpoint import Checkpoint
+    from replicax.checkpoint.manager import CheckpointManager
+    from replicax.checkpoint.options import CheckpointOptions
+    from replicax.drawing import visualize_value
+    from replicax.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+    from replicax.strategies.tpu import TPUStrategy
 
 __version__ = "0.1.0"
 
@@ -137,3 +143,34 @@ __all__ = [
     "variables_from",
     "visualize_value",
 ]
+
+# Many programs use none of these, and their imports are a third of the whole.
+_IMPORTED_WHEN_USED = {
+    "BackupAndRestore": "replicax.checkpoint.backup",
+    "Checkpoint": "replicax.checkpoint.checkpoint",
+    "CheckpointManager": "replicax.checkpoint.manager",
+    "CheckpointOptions": "replicax.checkpoint.options",
+    "MultiWorkerMirroredStrategy": "replicax.strategies.multi_worker_mirrored",
+    "TPUStrategy": "replicax.strategies.tpu",
+    "cluster_resolver": None,
+    "data": None,
+    "experimental": None,
+    "metrics": None,
+    "testing": None,
+    "visualize_value": "replicax.drawing",
+}
+
+
+def __getattr__(name: str) -> typing.Any:
+    try:
+        source = _IMPORTED_WHEN_USED[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    if source is None:
+        return importlib.import_module(f"{__name__}.{name}")
+    value = globals()[name] = getattr(importlib.import_module(source), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -16,6 +16,8 @@ def _is_dunder(name: str) -> bool:
 
 def _public_names(module: types.ModuleType) -> set[str]:
     """Names without underscore that are not modules, ``from __future__`` left out."""
+    for name in module.__all__:
+        getattr(module, name, None)  # some are imported when they are first asked for
     return {
         name
         for name, value in vars(module).items()

@@ -25,7 +25,6 @@ from jax._src.interpreters import batching, mlir, pxla
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lib import _jax, xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.state.types import AbstractRef
-from jax.extend import core as jex_core
 
 Trace = Any
 ConcreteArray = ArrayImpl  # the type of every concrete array; `jax.Array` only abstracts it
@@ -115,6 +114,12 @@ trace_settings: Callable[[], Hashable] = jax_config.trace_context
 
 
 # -- programs ----------------------------------------------------------------------------------
+# `jax.extend.core` has these four, but its package imports Pallas, which takes 25 ms.
+
+Jaxpr = jax_core.Jaxpr
+ClosedJaxpr = jax_core.ClosedJaxpr
+Literal = jax_core.Literal
+Primitive = jax_core.Primitive
 
 
 def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
@@ -148,14 +153,14 @@ def is_ref(atom: Any) -> bool:
 
 def open_jaxpr(jaxpr: Any) -> Any:
     """The plain Jaxpr of a ClosedJaxpr; a plain one unchanged."""
-    return jaxpr.jaxpr if isinstance(jaxpr, jex_core.ClosedJaxpr) else jaxpr
+    return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
 
 
 def sub_jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
     """Every jaxpr among an equation's parameters, also inside tuples, as plain Jaxprs."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, jex_core.Jaxpr | jex_core.ClosedJaxpr):
+            if isinstance(item, Jaxpr | ClosedJaxpr):
                 yield open_jaxpr(item)
 
 
@@ -163,9 +168,9 @@ def replace_sub_jaxprs(params: Mapping[str, Any], change: Callable[[Any], Any]) 
     """The parameters of an equation with ``change(jaxpr)`` for every plain Jaxpr among them."""
 
     def changed(value: Any) -> Any:
-        if isinstance(value, jex_core.ClosedJaxpr):
+        if isinstance(value, ClosedJaxpr):
             return value.replace(jaxpr=change(value.jaxpr))
-        if isinstance(value, jex_core.Jaxpr):
+        if isinstance(value, Jaxpr):
             return change(value)
         if type(value) in (tuple, list):
             return type(value)(map(changed, value))

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.extend import core as jex_core
 
 from replicax.backend import compat
 from replicax.core.errors import TraceError
@@ -207,7 +206,7 @@ class _Alignment:
         env.update(zip(jaxpr.invars, ins, strict=True))
 
         def read(atom: Any) -> Source:
-            return Constant(atom.val) if isinstance(atom, jex_core.Literal) else env[atom]
+            return Constant(atom.val) if isinstance(atom, compat.Literal) else env[atom]
 
         for eqn in jaxpr.eqns:
             sources = tuple(map(read, eqn.invars))

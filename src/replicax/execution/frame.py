@@ -19,14 +19,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import jax
-import jax.extend.core as jex
 from jax import lax
 
 from replicax.backend import compat
 from replicax.core import notices
 from replicax.core.errors import TraceError
 
-hole_p = jex.Primitive("replicax_state")
+hole_p = compat.Primitive("replicax_state")
 hole_p.def_abstract_eval(lambda *, aval, index: aval)
 
 # Part of every JAX cache key while we trace: a function that JAX traced in another frame, and

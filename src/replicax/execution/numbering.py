@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend import core as jex_core
 
 from replicax.backend import compat
 from replicax.execution import varying
@@ -274,9 +273,9 @@ class _Numbering:
         )
 
     def _param(self, value: Any) -> Hashable:
-        if isinstance(value, jex_core.ClosedJaxpr):
+        if isinstance(value, compat.ClosedJaxpr):
             return self._jaxpr(value.jaxpr), tuple(map(number_constant, value.consts))
-        if isinstance(value, jex_core.Jaxpr):
+        if isinstance(value, compat.Jaxpr):
             return self._jaxpr(value)
         if isinstance(value, tuple | list):
             return tuple(map(self._param, value))
@@ -294,7 +293,7 @@ class _Numbering:
             names: dict[Any, int] = {}
 
             def name(atom: Any) -> Hashable:
-                if isinstance(atom, jex_core.Literal):
+                if isinstance(atom, compat.Literal):
                     return number_constant(atom.val)
                 return names.setdefault(atom, len(names))
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -311,7 +310,7 @@ def _trace_variant(
     values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(closed.jaxpr.invars, (arg.value for arg in args), strict=True))
     operands = [
-        atom.val if isinstance(atom, jex.Literal) else values[atom] for atom in equation.invars
+        atom.val if isinstance(atom, compat.Literal) else values[atom] for atom in equation.invars
     ]
     jaxpr = fill_holes(equation.params["jaxpr"], len(frame.entered))
     written, num_uniform, shapes = counts
@@ -346,7 +345,7 @@ def _check_writes(traces: Sequence[_Trace]) -> None:
             + [("operand", i, id(value)) for i, value in enumerate(trace.operands)]
             for trace in traces
         ]
-        variants = [jex.ClosedJaxpr(trace.jaxpr, ()) for trace in traces]
+        variants = [compat.ClosedJaxpr(trace.jaxpr, ()) for trace in traces]
         positions = [*shared, *uniform]
         for position in differing_outputs(variants, numbers, positions, axis=REPLICA_AXIS):
             raise _drift(first, position)
@@ -429,7 +428,7 @@ def _run_variants(
     first = traces[0]
     num_common = len(first.written) + first.num_uniform
     outs = run_in_lockstep(
-        [jex.ClosedJaxpr(trace.jaxpr, ()) for trace in traces],
+        [compat.ClosedJaxpr(trace.jaxpr, ()) for trace in traces],
         inputs,
         kind_of_replica,
         axis=REPLICA_AXIS,

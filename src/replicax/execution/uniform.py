@@ -11,13 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 
 from replicax.backend import compat
 from replicax.core.errors import TraceError
 from replicax.core.names import REPLICA_AXIS
 
-uniform_p = jex.Primitive("replicax_uniform")
+uniform_p = compat.Primitive("replicax_uniform")
 uniform_p.def_abstract_eval(lambda value, *, axis_name, what: value)
 compat.lower_as_identity(uniform_p)
 

@@ -13,8 +13,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend import core as jex_core
-
 from replicax.backend import compat
 from replicax.core.errors import TraceError
 from replicax.execution.uniform import not_uniform, uniform_p
@@ -207,7 +205,7 @@ class _Pass:
         env.update(zip(jaxpr.invars, values, strict=True))
 
         def read(atom: Any) -> _Value:
-            return False if isinstance(atom, jex_core.Literal) else env[atom]
+            return False if isinstance(atom, compat.Literal) else env[atom]
 
         for eqn in jaxpr.eqns:
             outs = self._run_equation(eqn, [read(atom) for atom in eqn.invars], branch)

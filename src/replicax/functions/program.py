@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
@@ -202,7 +201,7 @@ def _token_among(outputs: Sequence[Any], jaxpr: Any) -> int:
         if not jnp.issubdtype(variable.aval.dtype, jax.dtypes.extended)
     }
     for index, variable in enumerate(outputs):
-        if isinstance(variable, jex.Literal):  # a constant, which cannot be looked up either
+        if isinstance(variable, compat.Literal):  # a constant, which cannot be looked up either
             continue
         if variable in computed and variable.aval.size <= _LARGEST_TOKEN:
             return index

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -145,7 +144,7 @@ def _run(jaxpr: Any, consts: Sequence[Any], values: Sequence[Value]) -> list[Val
     env.update(zip(jaxpr.invars, values, strict=True))
 
     def read(atom: Any) -> Value:
-        return atom.val if isinstance(atom, jex.Literal) else env[atom]
+        return atom.val if isinstance(atom, compat.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
         outs = _run_equation(eqn, [read(atom) for atom in eqn.invars])
