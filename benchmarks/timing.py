@@ -51,9 +51,9 @@ def _repeat(step: Step, runs: int) -> None:
         return
     waiting: collections.deque[Any] = collections.deque()
     for _ in range(runs):
-        waiting.append(step.run())
-        if len(waiting) > IN_FLIGHT:
+        if len(waiting) == IN_FLIGHT:
             step.wait(waiting.popleft())
+        waiting.append(step.run())
     for result in waiting:
         step.wait(result)
 

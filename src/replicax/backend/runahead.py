@@ -150,12 +150,13 @@ class RunAhead:
     def make_room(self) -> None:
         """Waits until one more program may be launched; to be called with `lock` held.
 
-        Waits for several at once, so that most launches find room without looking.
+        Waits for no more than that: programs that do not depend on each other run at the same time
+        on a CPU, and hide from each other how long the threads of a collective take to wake up.
         """
         if not self.room:
             self._choose_limit()
         if len(self.tokens) >= self.room:
-            self._await_down_to(self.room // 2)
+            self._await_down_to(self.room - 1)
 
     def _choose_limit(self) -> None:
         if not self.room:
