@@ -234,3 +234,32 @@ def test_the_gradient_of_a_packed_sum_is_the_sum_of_the_gradients(mesh):
 
     mapped = jax.jit(collectives.per_replica_map(replica, mesh, replicated_out=False))
     np.testing.assert_array_equal(mapped(jnp.arange(NUM_REPLICAS)), [30.0] * NUM_REPLICAS)
+
+
+# -- products ----------------------------------------------------------------------------------
+
+
+def summed_gradient(mesh, shape):
+    """The sum over the replicas of the gradient of a matrix, and the shape that is added."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NUM_REPLICAS, *shape, 96)).astype(np.float32)
+    w = rng.normal(size=(96, 192)).astype(np.float32)
+
+    def replica(x):
+        gradient = jax.grad(lambda w: jnp.sum(jnp.sin(x[0] @ w)))(w)
+        return collectives.all_reduce(ReduceOp.SUM, [gradient], NUM_REPLICAS)[0]
+
+    mapped = program(mesh, replica)
+    whole = jax.grad(lambda w: jnp.sum(jnp.sin(x.reshape(-1, 96) @ w)))(w)
+    np.testing.assert_allclose(mapped(x), whole, rtol=1e-4, atol=1e-3)
+    (added,) = re.findall(r"(f32\[[\d,]*\])\S* all-reduce\(", mapped.lower(x).compile().as_text())
+    return added
+
+
+def test_a_product_over_several_dims_is_transposed_after_its_sum(mesh):
+    assert summed_gradient(mesh, (4, 128)) == "f32[192,96]"
+
+
+@pytest.mark.parametrize("shape", [(512,), (4, 16)])
+def test_a_product_that_would_not_gain_is_transposed_before_its_sum(mesh, shape):
+    assert summed_gradient(mesh, shape) == "f32[96,192]"

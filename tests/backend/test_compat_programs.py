@@ -121,3 +121,24 @@ def test_a_primitive_that_lowers_as_identity_compiles_to_nothing_and_is_looked_t
     np.testing.assert_array_equal(jax.jit(marked)(x), x + 1.0)
     np.testing.assert_array_equal(jax.jit(jax.vmap(marked))(x), x + 1.0)
     assert "marker" not in jax.jit(marked).lower(x).compile().as_text()
+
+
+def test_a_transposed_product_is_recognised_in_the_innermost_trace_only():
+    seen = []
+
+    def fn(x, y):
+        product = jnp.einsum("abi,abj->ij", x, y)
+        seen.append(compat.transposed_product(product.T))
+        seen.append(compat.transposed_product(product))
+        seen.append(compat.transposed_product((product + 1.0).T))
+        outer = product.T
+        jax.jit(lambda z: (seen.append(compat.transposed_product(outer)), z)[1])(x)
+        return seen[0].product
+
+    x, y = jnp.ones((2, 3, 4)), jnp.ones((2, 3, 5))
+    result = jax.jit(fn)(x, y)
+    assert isinstance(seen[0], compat.TransposedProduct)
+    assert (seen[0].permutation, sorted(seen[0].contracted)) == ((1, 0), [2, 3])
+    assert seen[1:] == [None, None, None]
+    np.testing.assert_array_equal(result, np.full(result.shape, 6.0))
+    assert compat.transposed_product(jnp.ones((2, 3)).T) is None

@@ -164,6 +164,39 @@ def sub_jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
                 yield open_jaxpr(item)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class TransposedProduct:
+    """How a traced array was made: by transposing a product.
+
+    Attributes:
+        product: The product.
+        permutation: How it was transposed.
+        contracted: The sizes of the dims that it was summed over.
+    """
+
+    product: Any
+    permutation: tuple[int, ...]
+    contracted: tuple[int, ...]
+
+
+def transposed_product(array: Any) -> TransposedProduct | None:
+    """How `array` was made, if that was by transposing a product in the innermost trace.
+
+    JAX has no public way to look at what made a tracer.
+    """
+    transposition = getattr(array, "parent", None) if is_traced_inside(array) else None
+    if transposition is None or transposition.primitive is not jax.lax.transpose_p:
+        return None
+    (product,) = transposition.in_tracers
+    multiplication = getattr(product, "parent", None)
+    if multiplication is None or multiplication.primitive is not jax.lax.dot_general_p:
+        return None
+    (axes, _), _ = multiplication.params["dimension_numbers"]
+    shape = multiplication.in_tracers[0].aval.shape
+    contracted = tuple(shape[axis] for axis in axes)
+    return TransposedProduct(product, transposition.params["permutation"], contracted)
+
+
 def replace_sub_jaxprs(params: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """The parameters of an equation with ``change(jaxpr)`` for every plain Jaxpr among them."""
 
