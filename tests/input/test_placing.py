@@ -127,4 +127,4 @@ def test_many_shapes_do_not_pile_up():
     two = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     dataset = two.distribute_dataset(Stream([np.ones(2 * i, np.float32) for i in range(1, 100)]))
     assert [value.shapes[0][0] for value in dataset] == list(range(1, 100))
-    assert len(dataset._place._makers) <= 64
+    assert len(dataset._place._layouts) <= 64

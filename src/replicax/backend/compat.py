@@ -355,6 +355,20 @@ def shards(array: jax.Array) -> list[jax.Array]:
     return array._arrays  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def parts_placer(example: jax.Array) -> Callable[[Sequence[Any]], jax.Array]:
+    """A function from host arrays, one for each local device, to an array like `example`.
+
+    The arrays must have the shape and dtype of the parts of `example`, in the order of its
+    `addressable_devices_indices_map`. `make_array_from_callback` finds out the same things anew in
+    every call, which takes longer than the placement itself.
+    """
+    sharding, is_committed_ = example.sharding, example.committed
+    devices = list(sharding.addressable_devices_indices_map(example.shape))
+    aval = example.aval  # pyright: ignore[reportAttributeAccessIssue]
+    put = xla_client.batched_device_put
+    return lambda parts: put(aval, sharding, parts, devices, is_committed_)
+
+
 # -- threads -----------------------------------------------------------------------------------
 # JAX keeps its open traces and its scoped settings (x64, debug flags, default device) per thread;
 # a helper thread that works on behalf of the caller must see the same ones.

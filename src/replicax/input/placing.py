@@ -7,6 +7,7 @@ aligned and copies the rest itself, so a copy is made aligned: one is enough.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,10 +18,10 @@ from replicax.backend.mesh import ReplicaMesh
 from replicax.core import nest
 from replicax.input import splitting
 from replicax.input.splitting import BatchSplit
-from replicax.input.steps import HostStep, Share, divided
+from replicax.input.steps import HostStep, Shape, Share, divided
 from replicax.values.distributed import PerReplica
 
-_MAX_MAKERS = 64
+_MAX_LAYOUTS = 64
 
 
 class Placer:
@@ -37,7 +38,7 @@ class Placer:
         self._mesh = mesh
         self._to_device = to_device
         self._owns_batches = owns_batches
-        self._makers: dict[Any, Any] = {}
+        self._layouts: dict[Any, _Layout] = {}
 
     def __call__(self, step: HostStep) -> Any:
         """The nest of values that the step is handed out as."""
@@ -50,38 +51,23 @@ class Placer:
         if not self._to_device or splitting.is_on_host(array):
             parts = [self._own(part) for part in share.local_parts()]
             return parts[0] if is_alone else PerReplica(self._mesh, components=parts)
-        if is_alone:
-            return self._bare(self._adoptable(np.asarray(share.local_parts()[0])))
-        return self._maker(share.shapes, array.dtype)(self._packed(share))
-
-    def _bare(self, host: np.ndarray) -> jax.Array:
-        """An ordinary array on the device of the one replica."""
-        placed = jax.make_array_from_callback(host.shape, self._mesh.replicated, lambda _: host)
-        key = (host.shape, host.dtype)
-        free = self._makers.get(key)
-        if free is None:
-            free = self._remember(key, compat.uncommitted_first(placed))
-        return free(placed)
-
-    def _packed(self, share: Share) -> jax.Array:
-        """One array over all devices; every worker brings the part of its own."""
-        is_even = all(shape == share.shapes[0] for shape in share.shapes)
-        largest = share.shapes[0] if is_even else _largest(share.shapes)
-        rows = largest[0] if largest else 1
-        if is_even and share.whole is not None:
+        key = (share.shapes, array.dtype)
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+            layout = self._layouts[key] = _Layout(share, self._mesh)
+        if layout.is_even and share.whole is not None:
             host = self._adoptable(np.asarray(share.whole))
+        elif is_alone:
+            host = self._adoptable(np.asarray(share.local_parts()[0]))
         else:
-            host = _padded(share, largest, rows)
-        size = rows * self._mesh.num_replicas
-        if size == len(host):  # the rows of all workers are here
-            of_device = lambda index: host[index[0]]  # noqa: E731
-        else:
-            first = share.local.start * rows
-            of_device = lambda index: host[_rows(index, size, first)]  # noqa: E731
-        return jax.make_array_from_callback((size, *largest[1:]), self._mesh.per_replica, of_device)
+            host = _padded(share, layout.largest)
+        return layout.value_of(host)
 
     def _own(self, array: Any) -> Any:
-        if isinstance(array, np.ndarray) and not self._owns_batches:
+        """The array if it is ours to give away and the user may write to it, else a copy."""
+        if isinstance(array, np.ndarray) and not (self._owns_batches and array.flags.writeable):
             return array.copy()
         return array
 
@@ -93,33 +79,72 @@ class Placer:
         np.copyto(copied, array)
         return copied
 
-    def _maker(self, shapes: Any, dtype: Any) -> Any:
-        make = self._makers.get((shapes, dtype))
-        if make is None:
-            make = self._remember((shapes, dtype), PerReplica.maker(self._mesh, shapes))
-        return make
 
-    def _remember(self, key: Any, maker: Any) -> Any:
-        if len(self._makers) >= _MAX_MAKERS:
-            self._makers.clear()
-        self._makers[key] = maker
-        return maker
+class _Layout:
+    """How leaves of some shapes and dtype get to the devices; found out once.
+
+    Attributes:
+        is_even: Whether the parts of all replicas have one shape.
+        largest: The shape that each part is padded to.
+    """
+
+    def __init__(self, share: Share, mesh: ReplicaMesh) -> None:
+        """The layout of leaves like this one."""
+        self.is_even = all(shape == share.shapes[0] for shape in share.shapes)
+        self.largest = share.shapes[0] if self.is_even else _largest(share.shapes)
+        self._mesh = mesh
+        self._make = None if mesh.num_replicas == 1 else PerReplica.maker(mesh, share.shapes)
+        self._first_replica = share.local.start
+        self._place: Callable[[Sequence[np.ndarray]], jax.Array] | None = None
+        self._parts: list[Any] = []  # of the rows, one for each local device
+
+    def value_of(self, host: np.ndarray) -> Any:
+        """What is handed out: the rows of this worker's replicas, on their devices."""
+        if self._place is not None:
+            array = self._place([host[part] for part in self._parts])
+        else:
+            array = self._first_bare(host) if self._make is None else self._first_packed(host)
+        return array if self._make is None else self._make(array)
+
+    def _first_bare(self, host: np.ndarray) -> jax.Array:
+        """An ordinary array on the device of the one replica."""
+        placed = jax.make_array_from_callback(host.shape, self._mesh.replicated, lambda _: host)
+        array = compat.uncommitted_first(placed)(placed)
+        self._parts = [...]
+        self._place = compat.parts_placer(array)
+        return array
+
+    def _first_packed(self, host: np.ndarray) -> jax.Array:
+        """One array over all devices; every worker brings the part of its own."""
+        rows = _num_rows(self.largest)
+        size, first = rows * self._mesh.num_replicas, self._first_replica * rows
+        shape, sharding = (size, *self.largest[1:]), self._mesh.per_replica
+
+        def part_of(index: Any) -> slice:
+            start, stop, _ = index[0].indices(size)
+            return slice(start - first, stop - first)
+
+        array = jax.make_array_from_callback(shape, sharding, lambda index: host[part_of(index)])
+        indices = sharding.addressable_devices_indices_map(shape).values()
+        self._parts = [part_of(index) for index in indices]
+        self._place = compat.parts_placer(array)
+        return array
 
 
-def _rows(index: Any, size: int, first: int) -> slice:
-    start, stop, _ = index[0].indices(size)
-    return slice(start - first, stop - first)
+def _num_rows(shape: Shape) -> int:
+    return shape[0] if shape else 1
 
 
-def _largest(shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+def _largest(shapes: tuple[Shape, ...]) -> Shape:
     return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
 
 
-def _padded(share: Share, largest: tuple[int, ...], rows: int) -> np.ndarray:
+def _padded(share: Share, largest: Shape) -> np.ndarray:
     """The parts of this worker in one array, each padded to the largest.
 
     On the host: on the devices each new shape would be a program of its own.
     """
+    rows = _num_rows(largest)
     parts = [np.asarray(part) for part in share.local_parts()]
     buffer = host_memory.aligned((rows * len(parts), *largest[1:]), parts[0].dtype)
     if any(part.shape != largest for part in parts):

@@ -53,8 +53,9 @@ class Source(abc.ABC):
 
     Attributes:
         description: What it is, for messages: ``"a Grain MapDataset"``.
-        owns_batches: Whether every batch is a fresh host buffer that nobody writes to
-            after handing it out, so that a device may adopt it without a copy.
+        owns_batches: Whether every batch is in host buffers that nobody writes to after
+            handing it out, so that a device may adopt it without a copy. One that may be
+            handed out again is read-only.
     """
 
     description: str = "a pipeline"

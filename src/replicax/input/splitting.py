@@ -19,6 +19,8 @@ from replicax.backend import placement
 from replicax.core import nest
 from replicax.core.errors import BatchError
 
+_ONE_LEAF: nest.Structure = jax.tree_util.tree_structure(0)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BatchSplit:
@@ -93,6 +95,8 @@ def leaves_of(batch: Any, *, may_be_scalars: bool = False) -> tuple[list[Any], n
     Raises:
         BatchError: If there is no leaf, or one is no array, too large or a scalar.
     """
+    if _is_plain(batch):
+        return [batch], _ONE_LEAF
     leaves, structure = jax.tree_util.tree_flatten(batch, is_leaf=_is_leaf)
     if not leaves:
         raise BatchError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -59,8 +60,12 @@ class Share:
 def divided(local: Any, sizes: tuple[int, ...], replicas: range) -> Share:
     """A leaf whose local examples are `local`, divided by the `sizes` of all replicas."""
     local = np.asarray(local)  # a JAX array would compile a program for every slice
-    rest = local.shape[1:]
-    return Share(tuple((size, *rest) for size in sizes), replicas, whole=local)
+    return Share(_shapes_of(sizes, local.shape[1:]), replicas, local)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shapes_of(sizes: tuple[int, ...], rest: Shape) -> tuple[Shape, ...]:
+    return tuple((size, *rest) for size in sizes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -141,6 +141,9 @@ class IndexedPipelineSource(_PipelineFacts, IndexedSource):
 class GatheredPipelineSource(_PipelineFacts, IndexedSource):
     """Takes batches, or parts of them, out of arrays in memory, all examples at once.
 
+    Examples that follow one another in arrays that never change are not copied: they are
+    handed out as read-only parts of these arrays.
+
     Example:
         >>> source = source_of(Dataset.range(6).batch(4))
         >>> [part.batch for part in source.open_parts(lambda n: slice(0, 1), epoch=0, start=0)]
@@ -163,12 +166,11 @@ class GatheredPipelineSource(_PipelineFacts, IndexedSource):
 
     def _part(self, epoch: int, place: int, part_of: PartOf) -> BatchPart:
         stage = self._stage
-        epochs, places = np.array([epoch], np.uint64), np.array([place])
         while isinstance(stage, Choosing):
-            epochs, places = stage.locate(epochs, places)
+            epoch, place = stage.locate_one(epoch, place)
             stage = stage.input
         assert isinstance(stage, BatchStage)
-        return stage.part_at(int(epochs[0]), int(places[0]), part_of)
+        return stage.part_at(epoch, place, part_of, may_share=True)
 
 
 def _gathering_batch(stage: Stage) -> BatchStage | None:

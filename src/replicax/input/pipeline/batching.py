@@ -56,21 +56,33 @@ class Batch(OneInput):
 
         return grain.MapDataset.range(count).map_with_index(batch_at)
 
-    def part_at(self, epoch: int, index: int, part_of: PartOf) -> BatchPart:
+    def part_at(
+        self, epoch: int, index: int, part_of: PartOf, *, may_share: bool = False
+    ) -> BatchPart:
         """Some examples of one batch, if this stage `gathers`.
 
         Args:
             epoch: The pass.
             index: The batch.
             part_of: Which of its examples are wanted.
+            may_share: Whether they may be read-only parts of arrays that never change; else
+                they are in buffers of their own.
         """
         first = index * self.batch_size
-        count = self.input.count
+        count = self._input_count
         size = self.batch_size if count == INFINITE else min(self.batch_size, count - first)
         start, stop, _ = part_of(size).indices(size)
+        if may_share and start < stop:
+            view = self.input.view(epoch, first + start, first + stop)
+            if view is not None:
+                return BatchPart(view, size)
         positions = np.arange(first + start, first + stop)
         epochs = np.full(len(positions), epoch % 2**64, np.uint64)
         return BatchPart(self.input.gather(epochs, positions), size)
+
+    @functools.cached_property
+    def _input_count(self) -> int:
+        return self.input.count
 
     @property
     def count(self) -> int:

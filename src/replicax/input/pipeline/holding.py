@@ -33,6 +33,7 @@ class Cache(Choosing):
         store: Where they are kept.
     """
 
+    keeps_order = True
     store: Store = dataclasses.field(default_factory=Store)
 
     def build(self, epoch: int) -> Any:
@@ -55,6 +56,10 @@ class Cache(Choosing):
     def locate(self, epochs: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Those of the first pass; what is in arrays is cached already."""
         return np.zeros_like(epochs), positions
+
+    def locate_one(self, epoch: int, position: int) -> tuple[int, int]:
+        """Of the first pass."""
+        return 0, position
 
     def _read(self) -> Iterator[elements.Element]:
         if self.store.in_order is not None:
@@ -87,6 +92,7 @@ class Prefetch(Choosing):
         buffer_size: How many.
     """
 
+    keeps_order = True
     buffer_size: int
 
     def build(self, epoch: int) -> Any:
@@ -102,6 +108,10 @@ class Prefetch(Choosing):
     def locate(self, epochs: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The same."""
         return epochs, positions
+
+    def locate_one(self, epoch: int, position: int) -> tuple[int, int]:
+        """The same."""
+        return epoch, position
 
     @property
     def read_ahead(self) -> ReadAhead:
@@ -119,6 +129,7 @@ class WithOptions(Choosing):
         options: The options.
     """
 
+    keeps_order = True
     options: Options
 
     def build(self, epoch: int) -> Any:
@@ -128,6 +139,10 @@ class WithOptions(Choosing):
     def locate(self, epochs: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The same."""
         return epochs, positions
+
+    def locate_one(self, epoch: int, position: int) -> tuple[int, int]:
+        """The same."""
+        return epoch, position
 
 
 def options_of(stage: Stage) -> Options:

@@ -29,6 +29,7 @@ class Repeat(Choosing):
         times: How many passes, at least 1; None for no end.
     """
 
+    keeps_order = True
     times: int | None
 
     @property
@@ -63,7 +64,7 @@ class Repeat(Choosing):
         times = self._counted_times
         return self.input.build(epoch * times).repeat(times)
 
-    @property
+    @functools.cached_property
     def _counted_times(self) -> int:
         # Grain's own endless repeat is no whole number of passes, so that what is above it
         # could not begin a second time.
@@ -77,6 +78,17 @@ class Repeat(Choosing):
         passes, places = np.divmod(positions, self.input.count)
         return epochs * np.uint64(self._counted_times) + passes.astype(np.uint64), places
 
+    def locate_one(self, epoch: int, position: int) -> tuple[int, int]:
+        """The same with plain numbers."""
+        if self._input_count == INFINITE:
+            return epoch, position
+        passes, place = divmod(position, self._input_count)
+        return epoch * self._counted_times + passes, place
+
+    @functools.cached_property
+    def _input_count(self) -> int:
+        return self.input.count
+
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Slice(Choosing):
@@ -88,6 +100,7 @@ class Slice(Choosing):
         step: Every how many.
     """
 
+    keeps_order = True
     start: int = 0
     stop: int | None = None
     step: int = 1
@@ -127,6 +140,10 @@ class Slice(Choosing):
     def locate(self, epochs: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Counts from `start` in steps."""
         return epochs, self.start + positions * self.step
+
+    def locate_one(self, epoch: int, position: int) -> tuple[int, int]:
+        """The same with plain numbers."""
+        return epoch, self.start + position * self.step
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -186,6 +203,11 @@ class Zip(Stage):
     def gather(self, epochs: np.ndarray, positions: np.ndarray) -> elements.Element:
         """From each, put together."""
         return self._joined(stage.gather(epochs, positions) for stage in self.inputs)
+
+    def view(self, epoch: int, start: int, stop: int) -> elements.Element | None:
+        """From each, put together, if all have one."""
+        views = [stage.view(epoch, start, stop) for stage in self.inputs]
+        return None if any(view is None for view in views) else self._joined(views)
 
     def find_spec(self) -> Any:
         """Theirs, put together."""

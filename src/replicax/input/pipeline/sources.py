@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import mmap
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import jax
 import numpy as np
 
+from replicax.backend import host_memory
 from replicax.core import nest
 from replicax.core.errors import BatchError
 from replicax.core.spec import TensorSpec
@@ -19,6 +21,10 @@ from replicax.input.pipeline.streams import stream
 from replicax.input.source import UNKNOWN
 
 
+MAX_COPIED_BYTES = 2**30
+"""Of all arrays given to ``from_tensor_slices``; larger ones are read where they are."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Slices(Stage):
     """The rows of arrays in memory.
@@ -26,10 +32,12 @@ class Slices(Stage):
     Attributes:
         arrays: A nest of host arrays of one length.
         length: That length.
+        is_fixed: Whether nobody else holds the arrays, so that they never change.
     """
 
     arrays: Any
     length: int
+    is_fixed: bool = False
 
     @property
     def is_indexed(self) -> bool:
@@ -59,7 +67,15 @@ class Slices(Stage):
 
     def gather(self, epochs: np.ndarray, positions: np.ndarray) -> elements.Element:
         """Rows of the arrays."""
-        return jax.tree_util.tree_map(lambda x: x[positions], self.arrays)
+        return jax.tree_util.tree_map(lambda x: _rows(x, positions), self.arrays)
+
+    def view(self, epoch: int, start: int, stop: int) -> elements.Element | None:
+        """Parts of the arrays, if they never change."""
+        if not self.is_fixed:
+            return None
+        if type(self.arrays) is np.ndarray:
+            return self.arrays[start:stop]
+        return jax.tree_util.tree_map(lambda x: x[start:stop], self.arrays)
 
     def find_spec(self) -> Any:
         """Known from the arrays."""
@@ -70,6 +86,14 @@ class Slices(Stage):
         if not self.length:
             return elements.blank(self.spec)
         return jax.tree_util.tree_map(lambda x: x[0, ...], self.arrays)
+
+
+def _rows(array: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    if array.dtype.hasobject:
+        return array[positions]
+    rows = host_memory.aligned((len(positions), *array.shape[1:]), array.dtype)
+    # The places exist; with mode="raise" NumPy would copy everything once more.
+    return np.take(array, positions, axis=0, out=rows, mode="clip") if len(positions) else rows
 
 
 class _RowSource:
@@ -109,7 +133,29 @@ def slices_of(tensors: Any) -> Slices:
     if len(sizes) > 1:
         listing = ", ".join(f"{path}: {len(leaf)}" for path, leaf in pairs)
         raise BatchError(f"from_tensor_slices needs arrays of one length in dim 0; got {listing}.")
-    return Slices(arrays=arrays, length=sizes.pop())
+    leaves = [leaf for _, leaf in pairs]
+    if sum(leaf.nbytes for leaf in leaves) > MAX_COPIED_BYTES or any(map(_is_mapped, leaves)):
+        return Slices(arrays=arrays, length=sizes.pop())
+    copied = elements.read_only(jax.tree_util.tree_map(_copied, arrays))
+    return Slices(arrays=copied, length=sizes.pop(), is_fixed=True)
+
+
+def _is_mapped(array: np.ndarray) -> bool:
+    """Whether an array is a file, which is read row by row."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap):
+            return True
+        base = base.base
+    return isinstance(base, mmap.mmap)
+
+
+def _copied(array: np.ndarray) -> np.ndarray:
+    if array.dtype.hasobject:
+        return array.copy()
+    copied = host_memory.aligned(array.shape, array.dtype)
+    np.copyto(copied, array)
+    return copied
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -142,6 +142,19 @@ class Stage(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} is not gatherable.")
 
+    def view(self, epoch: int, start: int, stop: int) -> elements.Element | None:
+        """A batch of consecutive elements as parts of arrays that never change, read-only.
+
+        Args:
+            epoch: The pass.
+            start: The place of the first.
+            stop: The end; at least one after `start`.
+
+        Returns:
+            None if they do not lie together in such arrays: then they have to be gathered.
+        """
+        return None
+
     @property
     def read_ahead(self) -> ReadAhead:
         """What was asked for since the pipeline last became a stream."""
@@ -197,7 +210,13 @@ class OneInput(Stage):
 
 
 class Choosing(OneInput):
-    """A stage whose elements are elements of its input, chosen by place alone."""
+    """A stage whose elements are elements of its input, chosen by place alone.
+
+    Attributes:
+        keeps_order: Whether elements of one pass of the input keep their order.
+    """
+
+    keeps_order: ClassVar[bool] = False
 
     @abc.abstractmethod
     def locate(self, epochs: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -210,6 +229,21 @@ class Choosing(OneInput):
         Returns:
             Passes and places of the input.
         """
+
+    def locate_one(self, epoch: int, position: int) -> tuple[int, int]:
+        """Which element of the input one element is; what `locate` says of many."""
+        epochs, positions = self.locate(np.array([epoch % 2**64], np.uint64), np.array([position]))
+        return int(epochs[0]), int(positions[0])
+
+    def view(self, epoch: int, start: int, stop: int) -> elements.Element | None:
+        """The input's, if they follow one another there."""
+        if not self.keeps_order:
+            return None
+        passes, first = self.locate_one(epoch, start)
+        end = first + stop - start
+        if self.locate_one(epoch, stop - 1) != (passes, end - 1):
+            return None
+        return self.input.view(passes, first, end)
 
     @property
     def is_gatherable(self) -> bool:
