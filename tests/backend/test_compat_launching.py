@@ -1,12 +1,14 @@
 """Calling an executable of JAX itself does what calling it through `jit` does."""
 
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from replicax.backend import compat
+from replicax.backend import compat, host_memory
 from tests.functions.test_traces import compilations
 
 
@@ -126,3 +128,42 @@ def test_states_are_plain_unless_jit_has_more_to_do():
         inside.append(are_plain())
     assert [all(plain) for plain in inside] == [False] * 4
     assert all(are_plain())
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_parts_are_placed_as_an_array_like_the_example(num_devices):
+    mesh = Mesh(np.asarray(jax.devices()[:num_devices]), ("d",))
+    sharding = NamedSharding(mesh, PartitionSpec("d"))
+    example = jax.device_put(np.zeros((8, 2), np.float32), sharding)
+    host = np.arange(16, dtype=np.float32).reshape(8, 2)
+    array = compat.parts_placer(example)(np.split(host, num_devices))
+    np.testing.assert_array_equal(array, host)
+    assert compat.kind_of(array) == compat.kind_of(example)
+    again = jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+    assert compat.kind_of(array) == compat.kind_of(again)
+
+
+def test_parts_are_placed_uncommitted_like_the_example():
+    example = jnp.zeros(3)
+    array = compat.parts_placer(example)([np.ones(3, np.float32)])
+    np.testing.assert_array_equal(array, np.ones(3))
+    assert compat.kind_of(array) == compat.kind_of(example)
+    assert not array.committed
+
+
+def test_parts_are_placed_on_every_device_of_a_replicated_example():
+    example = placed([1.0, 2.0], 4)
+    array = compat.parts_placer(example)([np.float32([3.0, 4.0])] * 4)
+    assert array.sharding == example.sharding
+    assert [shard.tolist() for shard in compat.shards(array)] == [[3.0, 4.0]] * 4
+
+
+def test_aligned_parts_are_adopted_and_held():
+    host = host_memory.aligned((4, 16), np.dtype(np.float32))
+    host[...] = 7
+    array = compat.parts_placer(jnp.zeros((4, 16)))([host])
+    assert array.unsafe_buffer_pointer() == host.ctypes.data
+    held = weakref.ref(host)
+    del host
+    assert held() is not None
+    np.testing.assert_array_equal(array, np.full((4, 16), 7))
