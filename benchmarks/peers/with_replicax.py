@@ -97,18 +97,6 @@ def train(assignment: Assignment, variant: str) -> Step:
     return Step(lambda: strategy.run(step, args=batch), read, wait)
 
 
-class Rows:
-    """Batches of a user's array, cut as they are asked for, over and over."""
-
-    def __init__(self, rows: np.ndarray) -> None:
-        self._rows = rows
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        size = problems.BATCH_SHAPE[0]
-        for index in itertools.cycle(range(sources.NUM_BATCHES)):
-            yield self._rows[index * size : (index + 1) * size]
-
-
 class Made:
     """Batches that somebody makes, over and over."""
 
@@ -122,9 +110,13 @@ class Made:
 def batches(assignment: Assignment, variant: str) -> Step:
     """W6: a distributed dataset alone, or in front of a step that looks at its loss."""
     strategy = strategy_of(assignment)
-    is_slow = variant in sources.SLOW
-    data = Made(sources.maker(variant)) if is_slow else Rows(np.concatenate(_ready()))
-    iterator = iter(strategy.distribute_dataset(data))
+    if variant in sources.SLOW:
+        data: Any = Made(sources.maker(variant))
+    else:
+        rows = np.concatenate(problems.ready_batches())
+        size = problems.BATCH_SHAPE[0]
+        data = rx.data.Dataset.from_tensor_slices(rows).batch(size).repeat()
+    iterator = iter(strategy.experimental_distribute_dataset(data))
     if variant == "batches":
         return Step(
             lambda: next(iterator),
@@ -146,10 +138,6 @@ def batches(assignment: Assignment, variant: str) -> Step:
         return loss
 
     return Step(lambda: float(step(next(iterator))), float, close=iterator.close)
-
-
-def _ready() -> list[np.ndarray]:
-    return problems.ready_batches()
 
 
 def reduce(assignment: Assignment, variant: str) -> Step:

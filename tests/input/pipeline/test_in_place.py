@@ -264,7 +264,10 @@ def test_a_program_that_is_given_a_batch_for_good_does_not_write_to_the_memory()
 def test_a_variable_that_was_given_a_batch_does_not_write_to_the_memory(num_replicas):
     strategy = mirrored(num_replicas)
     with strategy.scope():
-        w = rx.Variable(np.zeros((4 // num_replicas, WIDTH), np.float32), aggregation=rx.VariableAggregation.MEAN)
+        w = rx.Variable(
+            np.zeros((4 // num_replicas, WIDTH), np.float32),
+            aggregation=rx.VariableAggregation.MEAN,
+        )
 
     @rx.function
     def store(x):

@@ -58,8 +58,9 @@ class Dataset(metaclass=_DatasetType):
     Every ``iter()`` of a dataset is a pass of its own, counted from 0; where `shuffle` gives
     each pass another order, the order depends on the seed and the number of the pass only.
 
-    Python ints become int64, floats float32, strings bytes; arrays keep their dtype. Arrays
-    that are given are not copied: do not write to them while the dataset is in use.
+    Python ints become int64, floats float32, strings bytes; arrays keep their dtype. Only
+    `from_tensor_slices` copies the arrays that it is given, if they are not large: do not write
+    to others while the dataset is in use.
 
     Example:
         >>> dataset = Dataset.range(5).map(lambda x: x * x).batch(2)
@@ -88,6 +89,9 @@ class Dataset(metaclass=_DatasetType):
     @staticmethod
     def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
         """The rows of arrays: element i has row i of every array.
+
+        The arrays are copied now, so that later changes of them are not seen. If all together
+        have more than 1 GiB, or one is mapped from a file, they are read where they are.
 
         Args:
             tensors: An array or a nest of arrays of one length. A list is one array,

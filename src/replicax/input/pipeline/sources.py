@@ -20,7 +20,6 @@ from replicax.input.pipeline.stage import Rows, Stage
 from replicax.input.pipeline.streams import stream
 from replicax.input.source import UNKNOWN
 
-
 MAX_COPIED_BYTES = 2**30
 """Of all arrays given to ``from_tensor_slices``; larger ones are read where they are."""
 
