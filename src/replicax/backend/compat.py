@@ -362,11 +362,11 @@ def parts_placer(example: jax.Array) -> Callable[[Sequence[Any]], jax.Array]:
     `addressable_devices_indices_map`. `make_array_from_callback` finds out the same things anew in
     every call, which takes longer than the placement itself.
     """
-    sharding, is_committed_ = example.sharding, example.committed
+    sharding, committed = example.sharding, example.committed
     devices = list(sharding.addressable_devices_indices_map(example.shape))
     aval = example.aval  # pyright: ignore[reportAttributeAccessIssue]
     put = xla_client.batched_device_put
-    return lambda parts: put(aval, sharding, parts, devices, is_committed_)
+    return lambda parts: put(aval, sharding, parts, devices, committed)
 
 
 # -- threads -----------------------------------------------------------------------------------

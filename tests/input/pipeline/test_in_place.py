@@ -92,6 +92,27 @@ def test_a_file_mapped_into_memory_is_not_read_before_its_turn(tmp_path):
     np.testing.assert_array_equal(host(strategy, batch["x"]), np.full((4, WIDTH), 5))
 
 
+LAYOUTS = {
+    "plain": lambda x: x,
+    "columns": np.asfortranarray,
+    "backwards": lambda x: x[::-1],
+    "every other": lambda x: np.repeat(x, 2, axis=0)[::2],
+    "swapped bytes": lambda x: x.astype(">f4"),
+    "without elements": lambda x: x[:, :0],
+}
+
+
+@pytest.mark.parametrize("is_copied", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_of_any_layout_are_gathered(layout, is_copied, monkeypatch):
+    monkeypatch.setattr(sources, "MAX_COPIED_BYTES", 2**30 if is_copied else -1)
+    array = LAYOUTS[layout](rows_of(8))
+    shuffled = Dataset.from_tensor_slices(array).shuffle(8, reshuffle_each_iteration=False)
+    gathered = np.concatenate(list(shuffled.batch(3)))
+    np.testing.assert_array_equal(gathered, np.stack(list(shuffled)))
+    assert sorted(gathered.tolist()) == sorted(array.tolist())
+
+
 def test_arrays_of_another_layout_are_copied_in_order():
     array = np.asfortranarray(rows_of(8))[::-1]
     strategy = mirrored(2)

@@ -88,11 +88,13 @@ class Slices(Stage):
 
 
 def _rows(array: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    if array.dtype.hasobject:
+    # `take` would first make an array like this of any other, as a whole.
+    is_plain = array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
+    if array.dtype.hasobject or not is_plain or not len(positions):
         return array[positions]
     rows = host_memory.aligned((len(positions), *array.shape[1:]), array.dtype)
     # The places exist; with mode="raise" NumPy would copy everything once more.
-    return np.take(array, positions, axis=0, out=rows, mode="clip") if len(positions) else rows
+    return np.take(array, positions, axis=0, out=rows, mode="clip")
 
 
 class _RowSource:
