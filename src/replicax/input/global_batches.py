@@ -108,13 +108,13 @@ class GlobalBatches(Reading):
         return self._batches(epoch, start)
 
     def _batches(self, epoch: int, start: int) -> Iterator[HostStep]:
+        local = self._topology.local_replicas
         with steps.opened(self._source.open(epoch=epoch, start=start)) as batches:
             for batch in batches:
                 leaves, structure = splitting.leaves_of(batch)
-                yield HostStep(structure, [self._share(leaf, leaves) for leaf in leaves])
+                yield HostStep(structure, [self._share(leaf, leaves, local) for leaf in leaves])
 
-    def _share(self, leaf: Any, leaves: list[Any]) -> Share:
-        local = self._topology.local_replicas
+    def _share(self, leaf: Any, leaves: list[Any], local: range) -> Share:
         split = self._split(leaf.shape[0], leaves)
         own = leaf if self._topology.num_workers == 1 else leaf[split.slice_of(local)]
         return steps.divided(own, split.sizes, local)

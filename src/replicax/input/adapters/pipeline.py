@@ -8,7 +8,7 @@ is, in parts; the rest is read in order, and by files if it begins with files.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,8 +45,9 @@ def source_of(dataset: Dataset) -> Source:
     A pipeline that has no batch step is refused when its batches are opened.
     """
     stage = dataset._stage
-    if _gathering_batch(stage) is not None:
-        return GatheredPipelineSource(stage)
+    choosing, batch = _until_batch(stage)
+    if batch is not None and batch.gathers:
+        return GatheredPipelineSource(stage, choosing, batch)
     if stage.is_indexed:
         return IndexedPipelineSource(stage)
     return StreamPipelineSource(stage) if stage.files is None else FilePipelineSource(stage)
@@ -144,6 +145,11 @@ class GatheredPipelineSource(_PipelineFacts, IndexedSource):
     Examples that follow one another in arrays that never change are not copied: they are
     handed out as read-only parts of these arrays.
 
+    Args:
+        stage: The last step.
+        choosing: The steps after the batch step, which only choose batches, the last one first.
+        batch: The batch step, which `gathers`.
+
     Example:
         >>> source = source_of(Dataset.range(6).batch(4))
         >>> [part.batch for part in source.open_parts(lambda n: slice(0, 1), epoch=0, start=0)]
@@ -151,6 +157,11 @@ class GatheredPipelineSource(_PipelineFacts, IndexedSource):
     """
 
     owns_batches = True
+
+    def __init__(self, stage: Stage, choosing: Sequence[Choosing], batch: BatchStage) -> None:
+        super().__init__(stage)
+        self._choosing = choosing
+        self._batch = batch
 
     def open(self, *, epoch: int, start: int) -> Iterator[Batch]:
         """Reads whole batches of the pass `epoch`."""
@@ -165,19 +176,18 @@ class GatheredPipelineSource(_PipelineFacts, IndexedSource):
         return itertools.count(start) if count == INFINITE else iter(range(start, count))
 
     def _part(self, epoch: int, place: int, part_of: PartOf) -> BatchPart:
-        stage = self._stage
-        while isinstance(stage, Choosing):
+        for stage in self._choosing:
             epoch, place = stage.locate_one(epoch, place)
-            stage = stage.input
-        assert isinstance(stage, BatchStage)
-        return stage.part_at(epoch, place, part_of, may_share=True)
+        return self._batch.part_at(epoch, place, part_of, may_share=True)
 
 
-def _gathering_batch(stage: Stage) -> BatchStage | None:
-    """The batch step, if only steps that choose batches follow it and it takes rows of arrays."""
+def _until_batch(stage: Stage) -> tuple[list[Choosing], BatchStage | None]:
+    """The steps that choose batches, the last one first, and the batch step before them, if any."""
+    choosing: list[Choosing] = []
     while isinstance(stage, Choosing):
+        choosing.append(stage)
         stage = stage.input
-    return stage if isinstance(stage, BatchStage) and stage.gathers else None
+    return choosing, stage if isinstance(stage, BatchStage) else None
 
 
 class StreamPipelineSource(_PipelineFacts):
