@@ -7,13 +7,15 @@ page, while NumPy asks for large pages. ``values.reduce`` and ``input.placing`` 
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
 from replicax.backend import compat
+from replicax.core.typing import Device
 
 ALIGNMENT = 64
 """Of the buffers that the CPU client adopts, in bytes."""
@@ -74,4 +76,13 @@ def total(parts: Sequence[jax.Array], *, divisor: int = 1) -> jax.Array:
             if divisor != 1:
                 np.divide(chunk, divisor, out=chunk)
     (device,) = parts[0].devices()
-    return compat.uncommitted(jax.device_put(result, device))
+    return _placer(parts[0].shape, parts[0].dtype, device)([result])
+
+
+@functools.lru_cache(maxsize=64)
+def _placer(
+    shape: tuple[int, ...], dtype: np.dtype, device: Device
+) -> Callable[[Sequence[np.ndarray]], jax.Array]:
+    """Gives a host array of this shape to the device, which keeps it as it is; uncommitted."""
+    example = jax.device_put(np.zeros(shape, dtype), device)
+    return compat.parts_placer(compat.uncommitted(example))

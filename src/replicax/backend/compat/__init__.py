@@ -1,13 +1,13 @@
 """Every private JAX API that Replicax depends on, and why.
 
 Nothing else in the package imports `jax._src`. Each function here has a test in
-``tests/backend/test_compat.py`` that fails when JAX moves what it uses.
+``tests/backend/test_compat*.py`` that fails when JAX moves what it uses. `processes` has what
+concerns the process as a whole; its names are here, too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import operator
 import pathlib
@@ -16,9 +16,9 @@ from typing import Any
 
 import jax
 from jax._src import api as jax_api
-from jax._src import cloud_tpu_init, clusters, distributed, source_info_util, xla_bridge
 from jax._src import config as jax_config
 from jax._src import core as jax_core
+from jax._src import source_info_util
 from jax._src.array import ArrayImpl
 from jax._src.config import config_ext
 from jax._src.interpreters import batching, mlir, pxla
@@ -26,10 +26,44 @@ from jax._src.interpreters import partial_eval as pe
 from jax._src.lib import _jax, xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.state.types import AbstractRef
 
+from replicax.backend.compat.processes import (
+    DetectedProcess as DetectedProcess,
+)
+from replicax.backend.compat.processes import (
+    connect_to_coordination as connect_to_coordination,
+)
+from replicax.backend.compat.processes import (
+    coordination_client as coordination_client,
+)
+from replicax.backend.compat.processes import (
+    forget_coordination as forget_coordination,
+)
+from replicax.backend.compat.processes import (
+    gke_tpu_hosts as gke_tpu_hosts,
+)
+from replicax.backend.compat.processes import (
+    has_started as has_started,
+)
+from replicax.backend.compat.processes import (
+    is_tpu_host as is_tpu_host,
+)
+from replicax.backend.compat.processes import (
+    leave_coordination as leave_coordination,
+)
+from replicax.backend.compat.processes import (
+    slurm_process as slurm_process,
+)
+from replicax.backend.compat.processes import (
+    start_coordination_service as start_coordination_service,
+)
+from replicax.backend.compat.processes import (
+    start_preemption_service as start_preemption_service,
+)
+
 Trace = Any
 ConcreteArray = ArrayImpl  # the type of every concrete array; `jax.Array` only abstracts it
 
-_PACKAGE = str(pathlib.Path(__file__).resolve().parents[1]) + "/"
+_PACKAGE = str(pathlib.Path(__file__).resolve().parents[2]) + "/"
 
 
 # -- traces ------------------------------------------------------------------------------------
@@ -406,125 +440,3 @@ def _swap(state: Any, value: Any) -> Any:
     if hook is not None:
         hook(None if value is config_ext.unset else value)
     return previous
-
-
-# -- devices -----------------------------------------------------------------------------------
-
-
-def has_started() -> bool:
-    """Whether a JAX backend is running, so that devices cannot be configured any more.
-
-    JAX has no public question for this: every public way to ask starts the backend.
-    """
-    return xla_bridge.backends_are_initialized()
-
-
-# -- clusters ----------------------------------------------------------------------------------
-# JAX knows how Slurm and TPU slices tell a process its place. It has no public way to ask:
-# `jax.distributed.initialize` uses the answer, but starts the runtime at once.
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DetectedProcess:
-    """The place of this process in a job, as the platform that started it says."""
-
-    process_id: int
-    num_processes: int
-
-
-def slurm_process() -> DetectedProcess | None:
-    """The place of this process in its Slurm job step; None if it is not in one."""
-    cluster = clusters.SlurmCluster
-    if not cluster.is_env_present():
-        return None
-    return DetectedProcess(cluster.get_process_id(), cluster.get_process_count())
-
-
-def is_tpu_host() -> bool:
-    """Whether JAX saw TPU chips on this machine when it was imported."""
-    return cloud_tpu_init.running_in_cloud_tpu_vm
-
-
-def gke_tpu_hosts() -> tuple[list[str], int] | None:
-    """The hosts of this process's TPU slice and its place among them, as GKE says.
-
-    None if this is no TPU host, or one that GKE did not set up.
-    """
-    cluster = clusters.GkeTpuCluster
-    if not cluster.is_env_present():
-        return None
-    return cluster._get_worker_list_in_slice(), cluster._get_process_id_in_slice()
-
-
-# -- several processes -------------------------------------------------------------------------
-# `jax.distributed.initialize` starts the coordination service inside process 0, so that losing
-# process 0 ends everyone. A launcher that outlives the workers can have it instead; then process 0
-# only connects, which has no public spelling. Nor has the client, which tells who is alive and
-# carries small messages between the processes.
-
-
-def start_coordination_service(
-    address: str, num_processes: int, *, heartbeat_seconds: int, shutdown_seconds: int
-) -> Any:
-    """A coordination service for `num_processes` that call `connect_to_coordination`."""
-    return _jax.get_distributed_runtime_service(
-        address,
-        num_processes,
-        heartbeat_timeout=heartbeat_seconds,
-        shutdown_timeout=shutdown_seconds,
-        recoverable=True,
-    )
-
-
-def connect_to_coordination(
-    address: str,
-    num_processes: int,
-    process_id: int,
-    *,
-    heartbeat_seconds: int,
-    start_seconds: int,
-) -> None:
-    """What `jax.distributed.initialize` does in a process that does not host the service."""
-    state = distributed.global_state
-    state.coordinator_address = address
-    state.process_id = process_id
-    state.num_processes = num_processes
-    client = _jax.get_distributed_runtime_client(
-        address,
-        process_id,
-        init_timeout=start_seconds,
-        use_compression=True,
-        heartbeat_timeout=heartbeat_seconds,
-    )
-    state.client = client
-    client.connect()
-
-
-def start_preemption_service() -> None:
-    """From now on SIGTERM is a notice to all processes, instead of the end of this one."""
-    state = distributed.global_state
-    if state.preemption_sync_manager is None:
-        jax.config.update("jax_enable_preemption_service", True)
-        state.initialize_preemption_sync_manager()
-
-
-def coordination_client() -> Any:
-    """The connection of this process to the coordination service; None before there is one."""
-    return distributed.global_state.client
-
-
-def leave_coordination() -> None:
-    """Disconnects from a coordination service that is still there and in another process."""
-    state = distributed.global_state
-    if state.preemption_sync_manager is not None:
-        state.preemption_sync_manager.shutdown()  # first: it uses the client
-    if state.client is not None:
-        state.client.shutdown()
-
-
-def forget_coordination() -> None:
-    """Leaves without saying goodbye, which would end the process where the service is gone."""
-    state = distributed.global_state
-    for item in (state.preemption_sync_manager, state.client, state.service):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))  # its destructor says goodbye too
-    state.preemption_sync_manager = state.client = state.service = None
