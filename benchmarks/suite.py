@@ -74,7 +74,7 @@ class Results:
                 lost.append(f"{case[0]} {case[1]}: not measured")
                 continue
             ours, limit = rows[targets.OURS], rows[targets.LIMIT]
-            ratios = [targets.ratio(ours, limit, basis)[0] for basis in ("wall", "cpu")]
+            ratios = [targets.ratio(ours, limit, GROSS_LOSS, basis)[0] for basis in ("wall", "cpu")]
             if min(ratios) > GROSS_LOSS:
                 lost.append(f"{case[0]} {case[1]}: {min(ratios):.2f} times the limit")
             if not ours.agrees:

@@ -64,6 +64,16 @@ def test_the_oldest_is_awaited_when_there_is_no_room():
     assert (log, ahead.num_in_flight) == ([0, 1, 2, 3, 4], 0)
 
 
+def test_the_older_half_is_awaited_before_a_program_that_follows_them():
+    log = []
+    ahead = RunAhead(limit=4)
+    for name in range(4):
+        ahead.launch(stand_in_program(log, name))
+    with ahead.lock:
+        ahead.make_room(follows=True)
+    assert (log, ahead.num_in_flight) == ([0, 1], 2)
+
+
 def test_a_limit_of_one_awaits_the_previous_program_before_the_launch():
     log = []
     ahead = RunAhead(limit=1)

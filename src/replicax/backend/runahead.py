@@ -147,16 +147,21 @@ class RunAhead:
             self.room = self._asked_limit or 0
             self.settles = self._asked_limit is None
 
-    def make_room(self) -> None:
+    def make_room(self, *, follows: bool = False) -> None:
         """Waits until one more program may be launched; to be called with `lock` held.
 
-        Waits for no more than that: programs that do not depend on each other run at the same time
-        on a CPU, and hide from each other how long the threads of a collective take to wake up.
+        Programs that do not depend on each other run at the same time on a CPU, and hide from each
+        other how long the threads of a collective take to wake up: no more than one is awaited for
+        them. Steps that follow each other would only wait in turn; for them the older half is
+        awaited, so that most launches find room without looking.
+
+        Args:
+            follows: Whether the program uses what those before it have computed.
         """
         if not self.room:
             self._choose_limit()
         if len(self.tokens) >= self.room:
-            self._await_down_to(self.room - 1)
+            self._await_down_to(self.room // 2 if follows else self.room - 1)
 
     def _choose_limit(self) -> None:
         if not self.room:

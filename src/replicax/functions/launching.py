@@ -89,7 +89,7 @@ class Launcher:
         """Runs the program as `launch` does, the long way."""
         written = self._written
         with RUN_AHEAD.lock:
-            RUN_AHEAD.make_room()
+            RUN_AHEAD.make_room(follows=bool(written))
             before = [key.array for key in written]
             constant = [key.array for key in self._read]
             _refuse_deleted([*before, *constant, *arguments])

@@ -245,6 +245,8 @@ class Program:
         returns_arguments: Whether an argument comes back as it was passed.
         launcher: Runs it once; gives its outputs.
         finish: Makes the result of the function from the outputs.
+        only_result: What `finish` does, if it makes the result of one of the outputs: how, and of
+            which one.
     """
 
     def __init__(self, traced: TracedFunction, *, name: str, donate: bool) -> None:
@@ -271,6 +273,7 @@ class Program:
         )
         self._freed_seen = -1  # how many variables had gone when `is_alive` last looked
         self.finish: Callable[[list[jax.Array]], Any] | None = None  # known after a first launch
+        self.only_result: tuple[Callable[[jax.Array], Any], int] | None = None
         self.launcher = Launcher(
             self._variants,
             self._written,
@@ -400,6 +403,7 @@ class Program:
             return lambda outputs: value
         if wrap is _as_it_is:
             return operator.itemgetter(value)
+        self.only_result = wrap, value
         return lambda outputs: wrap(outputs[value])
 
     def _wrapper(self, example: jax.Array, result: _Output) -> Callable[[jax.Array], Any]:

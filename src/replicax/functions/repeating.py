@@ -83,6 +83,7 @@ def repeat_of(call: Call, program: Program) -> Repeat:
     static = {i: x for i, x in enumerate(call.leaves) if not arguments.is_traced(x)}
     launcher, finish = program.launcher, program.finish
     assert finish is not None  # it has been launched
+    make, made_of = program.only_result or (None, 0)
     contexts, process = stack.watch()
     traces, settings, (trace, no_trace) = frame.watch(), SETTINGS, compat.PLAIN_STATES[0]
 
@@ -137,7 +138,7 @@ def repeat_of(call: Call, program: Program) -> Repeat:
             outputs = launched(leaves)
             if outputs is None:
                 return DIFFERENT
-        return finish(outputs)
+        return finish(outputs) if make is None else make(outputs[made_of])
 
     return repeat
 

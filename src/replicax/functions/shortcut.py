@@ -85,10 +85,11 @@ def direct_launcher(
     trace_settings = compat.trace_settings
     is_deleted: Callable[[Any], bool] = compat.ConcreteArray.is_deleted
     (trace, no_trace), (check, no_check), (devices, no_devices) = compat.PLAIN_STATES
+    array_of = _array
     execute, handlers = shortcut.executable.execute, shortcut.executable.handlers
     kept, settings = shortcut.executable.kept, shortcut.settings
     argument_kinds = shortcut.argument_kinds
-    state = [*written, *read]
+    state, follows = [*written, *read], bool(written)
     exposed: list[Storage] = []  # variables that are read, and that others could delete
     seen: object = None  # the stamp when the variables were last found fit for this
     failures = run_ahead.num_failures
@@ -103,8 +104,8 @@ def direct_launcher(
         nonlocal seen, failures, argument_kinds
         with lock:
             if len(tokens) >= run_ahead.room:
-                run_ahead.make_room()
-            inputs: list[Any] = [key.array for key in state]
+                run_ahead.make_room(follows=follows)
+            inputs: list[Any] = list(map(array_of, state))  # a comprehension is another frame
             stamp = counts.stamp  # after `inputs`, see Storage.set
             if stamp is not seen:
                 if not is_fit(inputs):
