@@ -18,6 +18,8 @@ from benchmarks.worker import Assignment
 
 def _placed(tree: Any, devices: Sequence[Any]) -> Any:
     """Arrays with a leading dim of the devices, each part where it belongs."""
+    if not jax.tree.leaves(tree):  # an optimizer without slots
+        return tree
     return jax.pmap(lambda part: part, devices=devices)(tree)
 
 

@@ -20,13 +20,12 @@ from replicax.core.enums import AutoShardPolicy, InputReplicationMode
 from replicax.core.errors import ReplicationModeError
 from replicax.core.options import InputOptions
 from replicax.input import from_function
-from replicax.input.adapters.table import source_of
+from replicax.input.adapters.table import dataset_of_slices, source_of
 from replicax.input.context import InputContext
 from replicax.input.dataset import DistributedDataset
 from replicax.input.from_function import PerReplicaBatches
 from replicax.input.global_batches import GlobalBatches
 from replicax.input.iterator import DistributedIterator
-from replicax.input.pipeline.dataset import Dataset
 from replicax.input.sharding import parse_policy, plan_shards
 from replicax.input.source import Source
 from replicax.input.topology import InputTopology
@@ -99,7 +98,7 @@ class ExtendedInput:
         arrays = jax.tree_util.tree_map(
             np.asarray, numpy_input, is_leaf=lambda node: isinstance(node, list)
         )
-        return Dataset.from_tensor_slices(arrays)
+        return dataset_of_slices(arrays)
 
 
 def _source_of(dataset: Any, *, batch_size: int | None = None) -> Source:

@@ -126,3 +126,9 @@ def _is_arrays(dataset: Any, batch_size: int | None) -> bool:
     if hasattr(dataset, "__array__") or isinstance(dataset, (tuple, Mapping)):
         return True
     return not jax.tree_util.all_leaves([dataset])
+
+
+def dataset_of_slices(arrays: Any) -> Any:
+    """``data.Dataset.from_tensor_slices(arrays)``, imported when it is needed, as adapters are."""
+    pipeline = importlib.import_module("replicax.input.pipeline.dataset")
+    return pipeline.Dataset.from_tensor_slices(arrays)
