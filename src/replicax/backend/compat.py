@@ -1,8 +1,8 @@
 """Every private JAX API that Replicax depends on, and why.
 
 Nothing else in the package imports `jax._src`. Each function here has a test in
-``tests/backend/test_compat*.py`` that fails when JAX moves what it uses. `processes` has what
-concerns the process as a whole; its names are here, too.
+``tests/backend/test_compat*.py`` that fails when JAX moves what it uses. `compat_processes` has
+what concerns the process as a whole; its names are here, too.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ from jax._src.interpreters import partial_eval as pe
 from jax._src.lib import _jax, xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.state.types import AbstractRef
 
-from replicax.backend.compat.processes import (
+from replicax.backend.compat_processes import (
     DetectedProcess as DetectedProcess,
 )
-from replicax.backend.compat.processes import (
+from replicax.backend.compat_processes import (
     connect_to_coordination as connect_to_coordination,
 )
-from replicax.backend.compat.processes import (
+from replicax.backend.compat_processes import (
     coordination_client as coordination_client,
 )
-from replicax.backend.compat.processes import (
+from replicax.backend.compat_processes import (
     forget_coordination as forget_coordination,
 )
-from replicax.backend.compat.processes import (
+from replicax.backend.compat_processes import (
     gke_tpu_hosts as gke_tpu_hosts,
 )
-from replicax.backend.compat.processes import (
+from replicax.backend.compat_processes import (
     has_started as has_started,
 )
-from replicax.backend.compat.processes import (
+from replicax.backend.compat_processes import (
     is_tpu_host as is_tpu_host,
 )
-from replicax.backend.compat.processes import (
+from replicax.backend.compat_processes import (
     leave_coordination as leave_coordination,
 )
-from replicax.backend.compat.processes import (
+from replicax.backend.compat_processes import (
     slurm_process as slurm_process,
 )
-from replicax.backend.compat.processes import (
+from replicax.backend.compat_processes import (
     start_coordination_service as start_coordination_service,
 )
-from replicax.backend.compat.processes import (
+from replicax.backend.compat_processes import (
     start_preemption_service as start_preemption_service,
 )
 
 Trace = Any
 ConcreteArray = ArrayImpl  # the type of every concrete array; `jax.Array` only abstracts it
 
-_PACKAGE = str(pathlib.Path(__file__).resolve().parents[2]) + "/"
+_PACKAGE = str(pathlib.Path(__file__).resolve().parents[1]) + "/"
 
 
 # -- traces ------------------------------------------------------------------------------------
