@@ -120,8 +120,8 @@ def _mlp(params: Sequence[Any], x: Any, y: Any) -> Any:
 
 
 def _squares(params: Sequence[Any], x: Any) -> Any:
-    total = tf.reduce_sum(x, 0)
-    return tf.add_n([tf.reduce_sum(p * p * total) for p in params])
+    squares = tf.add_n([p * p for p in params])
+    return tf.reduce_sum(squares * tf.reduce_sum(x, 0))
 
 
 LOSSES = {"mlp": _mlp, "transformer": _transformer, "squares": _squares}

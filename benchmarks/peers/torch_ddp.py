@@ -38,8 +38,8 @@ def _mlp(params: list[Any], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _squares(params: list[Any], x: torch.Tensor) -> torch.Tensor:
-    total = x.sum(0)
-    return torch.stack([(p * p * total).sum() for p in params]).sum()
+    squares = torch.stack([p * p for p in params]).sum(0)
+    return (squares * x.sum(0)).sum()
 
 
 def _transformer(params: list[Any], tokens: torch.Tensor) -> torch.Tensor:

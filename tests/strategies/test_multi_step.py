@@ -9,8 +9,9 @@ import pytest
 import replicax as rx
 from replicax.backend.runahead import RunAhead
 from replicax.core import notices
-from replicax.functions import program
-from replicax.functions.launching import launcher
+from replicax.functions import launching
+from replicax.functions.launching import Launcher
+from replicax.functions.shortcut import direct_launcher
 from tests.contracts.strategies import mirrored
 
 SUM, MEAN = rx.ReduceOp.SUM, rx.ReduceOp.MEAN
@@ -34,12 +35,17 @@ def launches(monkeypatch):
 
     def counted(launch):
         def call(*args):
-            seen.append(launch)
-            return launch(*args)
+            outputs = launch(*args)
+            if outputs is not None:  # else only `jit` can launch it
+                seen.append(launch)
+            return outputs
 
         return call
 
-    monkeypatch.setattr(program, "launcher", lambda *a, **k: counted(launcher(*a, **k)))
+    monkeypatch.setattr(
+        launching, "direct_launcher", lambda *a, **k: counted(direct_launcher(*a, **k))
+    )
+    monkeypatch.setattr(Launcher, "launch_jitted", counted(Launcher.launch_jitted))
     monkeypatch.setattr(RunAhead, "launch", counted(RunAhead.launch))
     return seen
 
