@@ -79,6 +79,44 @@ def test_a_scope_is_noticed(strategy, repeated):
     assert repeated == {"same": 0, "different": 1}
 
 
+def test_a_loop_inside_a_scope_takes_the_short_way_too(strategy, repeated):
+    total, step = counting_step(strategy)
+    for _ in range(2):
+        with strategy.scope():
+            for _ in range(3):
+                strategy.run(step, args=(jnp.ones(2),))
+    assert repeated == {"same": 5, "different": 0}
+    np.testing.assert_array_equal(total.numpy(), [6.0 * strategy.num_replicas_in_sync] * 2)
+
+
+def test_the_scope_of_another_strategy_is_noticed(repeated):
+    strategies = [rx.MirroredStrategy(["CPU:0", "CPU:1"]), rx.OneDeviceStrategy("CPU:0")]
+    seen = []
+
+    @rx.function
+    def step(x):
+        seen.append(rx.get_strategy())
+        return x * rx.get_strategy().num_replicas_in_sync
+
+    for strategy in (*strategies, *strategies):
+        with strategy.scope():
+            assert float(step(jnp.ones(()))) == strategy.num_replicas_in_sync
+    with rx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"]).scope():
+        assert float(step(jnp.ones(()))) == 3.0
+    assert float(step(jnp.ones(()))) == 1.0
+    assert repeated == {"same": 0, "different": 5}
+    assert step.trace_count == 4
+
+
+def test_a_run_inside_a_run_is_refused_after_any_number_of_repeats(strategy):
+    _, step = counting_step(strategy)
+    with strategy.scope():
+        for _ in range(4):
+            strategy.run(step, args=(jnp.ones(2),))
+        with pytest.raises(RuntimeError, match=r"Strategy\.run"):
+            strategy.run(lambda: strategy.run(step, args=(jnp.ones(2),)))
+
+
 def test_a_captured_value_that_changed_is_noticed(strategy, repeated):
     factor = 1.0
 

@@ -73,9 +73,11 @@ class CallSite:
         if program is None or not program.is_alive():
             program = self._find_or_compile(key, fn, args, kwargs, strategy, options)
         result = program.run(self._lowered(leaves, structure))
-        if options is None and entry is None and not self._is_keyed:
-            # A site that is keyed must not keep its function alive.
-            self.repeat = repeat_of(Call(fn, leaves, structure, key[1], strategy), program)
+        is_plain = options is None and (entry is None or entry.mode is stack.Mode.SCOPE)
+        if is_plain and not self._is_keyed:  # a keyed site must not keep its function alive
+            scope = None if entry is None else entry.strategy.extended.serial
+            call = Call(fn, leaves, structure, key[1], strategy, scope)
+            self.repeat = repeat_of(call, program)
         return arguments.put_back(result, leaves) if program.returns_arguments else result
 
     def _find_or_compile(

@@ -36,7 +36,7 @@ def not_repeated(strategy: Any, args: Sequence[Any], kwargs: Mapping[str, Any] |
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """A call outside every scope, as its call site sees it.
+    """A call outside every scope or directly in one, as its call site sees it.
 
     Attributes:
         fn: The function that was called; the call site has no other.
@@ -44,6 +44,7 @@ class Call:
         structure: Of the arguments, by `arguments.flatten`.
         keys: For each leaf its `arguments.leaf_key`.
         strategy: The strategy whose replicas it ran on, or None.
+        scope: The ``extended.serial`` of the strategy in whose scope it was made, or None.
     """
 
     fn: Any
@@ -51,6 +52,7 @@ class Call:
     structure: Any
     keys: tuple[Any, ...]
     strategy: Any
+    scope: int | None
 
     @property
     def is_repeatable(self) -> bool:
@@ -77,7 +79,7 @@ def repeat_of(call: Call, program: Program) -> Repeat:
     inner = getattr(call.fn, "__func__", call.fn)
     cells = _cells_of(inner) if getattr(inner, "__closure__", None) else []
     cells = tuple((cell, _content(cell)) for cell in cells)
-    strategy, structure, keys = call.strategy, call.structure, call.keys
+    strategy, structure, keys, scope = call.strategy, call.structure, call.keys, call.scope
     is_nest = not isinstance(structure, int)
     kinds, num_leaves = list(map(type, call.leaves)), len(call.leaves)
     static = {i: x for i, x in enumerate(call.leaves) if not arguments.is_traced(x)}
@@ -85,6 +87,7 @@ def repeat_of(call: Call, program: Program) -> Repeat:
     assert finish is not None  # it has been launched
     make, made_of = program.only_result or (None, 0)
     contexts, process = stack.watch()
+    in_scope = stack.Mode.SCOPE
     traces, settings, (trace, no_trace) = frame.watch(), SETTINGS, compat.PLAIN_STATES[0]
 
     def launched(leaves: Sequence[Any]) -> Any:
@@ -98,10 +101,15 @@ def repeat_of(call: Call, program: Program) -> Repeat:
             return None
 
     def repeat(on: Any, leaves: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+        entries = contexts.entries
+        if entries:
+            entry = entries[-1]
+            if entry.mode is not in_scope or entry.strategy.extended.serial != scope:
+                return DIFFERENT
+        elif scope is not None or process.chosen is not None:
+            return DIFFERENT
         if (
             on is not strategy
-            or contexts.entries
-            or process.chosen is not None
             or traces.frame is not None
             or settings.run_eagerly
             or trace.value is not no_trace
