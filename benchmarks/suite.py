@@ -46,7 +46,7 @@ class Choice:
     only: tuple[str, ...] = tuple(WORKLOADS)
     peers: tuple[str, ...] = tuple(PEERS)
     rounds: int = 7
-    minutes: float = 25.0
+    minutes: float = 45.0
     smoke: bool = False
 
     def cases(self) -> list[Case]:

@@ -31,7 +31,7 @@ _MARK = pathlib.PurePath("benchmarks", "suite.py")
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0, min_open=True),
-    default=25.0,
+    default=45.0,
     show_default=True,
     help="After this long, no other case is begun.",
 )
