@@ -2,7 +2,7 @@
 
 The devices of a CPU share its memory, so the components of a large value can be added where they
 are. A program would copy them: XLA maps buffers of this size afresh in every execution, page by
-page, while NumPy asks for large pages. ``values.reduce`` and ``input.placing`` are the callers.
+page, while NumPy asks for large pages. ``values.reduce`` and ``input`` are the callers.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from replicax.execution.epoch import EPOCH, advance
 from replicax.variables.storage import COUNTS, Storage, set_array
 
 Direct = Callable[[list[Any]], "list[jax.Array] | None"]
-"""As `launching.Launch`, but gives None, and has done nothing, where only `jit` can tell."""
+"""As `launching.Launcher.launch`, but gives None, and has done nothing, where only `jit` can tell."""
 
 _array = operator.attrgetter("array")
 _handed_out = operator.attrgetter("handed_out")
@@ -76,9 +76,9 @@ def no_shortcut(arguments: list[Any]) -> None:
 def direct_launcher(
     shortcut: Shortcut, written: list[Storage], read: list[Storage], *, token_at: int
 ) -> Direct:
-    """How to run a program by its shortcut; for the arguments see `launching.launcher`.
+    """How to run a program by its shortcut; for the arguments see `launching.Launcher`.
 
-    One closure, as there.
+    One closure, for the reason that `repeating.repeat_of` gives.
     """
     run_ahead, lock, tokens, counts = RUN_AHEAD, RUN_AHEAD.lock, RUN_AHEAD.tokens, COUNTS
     epoch, consume, kind_of = EPOCH, compat.consume, compat.kind_of
