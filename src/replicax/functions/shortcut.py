@@ -23,7 +23,7 @@ from replicax.execution.epoch import EPOCH, advance
 from replicax.variables.storage import COUNTS, Storage, set_array
 
 Direct = Callable[[list[Any]], "list[jax.Array] | None"]
-"""As `launching.Launcher.launch`, but gives None, having done nothing, where only `jit` can tell."""
+"""As `launching.Launcher.launch`, but gives None, doing nothing, where only `jit` can tell."""
 
 _array = operator.attrgetter("array")
 _handed_out = operator.attrgetter("handed_out")
