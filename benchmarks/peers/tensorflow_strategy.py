@@ -121,7 +121,7 @@ def _mlp(params: Sequence[Any], x: Any, y: Any) -> Any:
 
 def _squares(params: Sequence[Any], x: Any) -> Any:
     squares = tf.add_n([p * p for p in params])
-    return tf.reduce_sum(squares * tf.reduce_sum(x, 0))
+    return tf.reduce_sum(tf.math.log1p(tf.linalg.matvec(x, squares)))
 
 
 LOSSES = {"mlp": _mlp, "transformer": _transformer, "squares": _squares}

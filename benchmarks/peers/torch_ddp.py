@@ -39,7 +39,7 @@ def _mlp(params: list[Any], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def _squares(params: list[Any], x: torch.Tensor) -> torch.Tensor:
     squares = torch.stack([p * p for p in params]).sum(0)
-    return (squares * x.sum(0)).sum()
+    return torch.log1p(x @ squares).sum()
 
 
 def _transformer(params: list[Any], tokens: torch.Tensor) -> torch.Tensor:
