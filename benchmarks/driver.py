@@ -56,6 +56,12 @@ class Measurement:
         """What it may be compared within."""
         return self.workload, self.variant, self.replicas
 
+    def add(self, other: Measurement) -> None:
+        """Adds what another process of the peer needed."""
+        for kind, values in other.rounds.items():
+            self.rounds[kind] += values
+        self.agrees = self.agrees and other.agrees
+
     def median(self, kind: str) -> float:
         """Over the rounds; NaN if there is none."""
         return statistics.median(self.rounds[kind]) if self.rounds.get(kind) else math.nan
@@ -81,16 +87,26 @@ def missing_packages(peer: str) -> list[str]:
     return [name for name in PEERS[peer].needs if importlib.util.find_spec(name) is None]
 
 
-def measure_case(
-    case: Case, peers: Sequence[str], *, rounds: int, say: Say
-) -> Iterable[Measurement]:
+def measure_case(case: Case, peers: Sequence[str], *, rounds: int, say: Say) -> list[Measurement]:
     """Measures every variant of a case with those of `peers` that take part in it."""
     chosen = [peer for peer in case.peers if peer in peers]
+    found = {(row.variant, row.peer): row for row in _started(case, chosen, rounds, say)}
+    for _ in range(case.starts - 1):
+        close = [peer for peer in chosen if peer in case.close]
+        for row in _started(case, close, rounds, say):
+            if first := found.get((row.variant, row.peer)):
+                first.add(row)
+    return list(found.values())
+
+
+def _started(case: Case, peers: Iterable[str], rounds: int, say: Say) -> list[Measurement]:
+    """Measures every variant in new processes."""
     with ending([]) as group:
-        for peer in chosen:
+        for peer in peers:
             group.append(PeerProcesses(peer, case, deadline=DEADLINE))
-        for variant in case.variants:
-            yield from _variant(case, variant, group, rounds, say)
+        return [
+            row for variant in case.variants for row in _variant(case, variant, group, rounds, say)
+        ]
 
 
 def _variant(

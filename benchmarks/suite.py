@@ -19,7 +19,7 @@ from benchmarks.targets import Verdict
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 MEASUREMENTS, MACHINE = "measurements.jsonl", "machine.json"
-STARTS = 3
+STARTS = 5
 """How often each program is started for W5."""
 
 GROSS_LOSS = 2.0
