@@ -2,6 +2,7 @@
 
 import gc
 import re
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -233,3 +234,31 @@ def test_an_error_while_tracing_loses_nothing(strategy):
     with pytest.raises(KeyError, match="in the user's code"):
         strategy.run(step, args=(1.0,))
     assert float(v) == 1.0
+
+
+def outputs_of(step, x):
+    """The number of results of the compiled step, with what tells that it is done."""
+    return len(jax.tree.leaves(step.lower(x).out_info))
+
+
+def test_the_smallest_result_tells_that_a_step_is_done():
+    @rx.function
+    def step(x):
+        return jnp.cos(x), jnp.sum(x), jnp.sin(x)
+
+    x = jnp.arange(8.0)
+    step(x)
+    assert outputs_of(step, x) == 3
+    assert runahead.RUN_AHEAD.tokens[-1].shape == ()
+
+
+def test_large_results_are_not_kept_until_later_steps_are_done():
+    @rx.function
+    def step(x):
+        return jnp.cos(x)
+
+    x = jnp.arange(2.0**20 + 1)  # a little more than 4 MB
+    gone = weakref.ref(step(x))
+    gc.collect()
+    assert outputs_of(step, x) == 2
+    assert gone() is None

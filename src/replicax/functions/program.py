@@ -33,7 +33,7 @@ from replicax.values.distributed import Mirrored, PerReplica
 from replicax.variables.consistency import digest
 from replicax.variables.storage import COUNTS, Storage
 
-_LARGEST_TOKEN = 4096
+_LARGEST_TOKEN = 4 * 2**20  # bytes; as many as there are programs in flight are kept
 _ONE_LEAF = nest.flatten(0)[1]
 
 
@@ -189,8 +189,8 @@ def _state_or_zeros(key: StateKey) -> Any:
 def _token_among(outputs: Sequence[Any], jaxpr: Any) -> int:
     """Which output tells that a step is done; the number of outputs if it needs one more.
 
-    An output of its own for this costs a step of small programs 5 to 10 percent. A
-    small result serves as well. A large one would be kept alive by it, and what a call
+    An output of its own for this costs a step of small programs 5 to 10 percent. The
+    smallest result serves as well. A large one would be kept alive by it, and what a call
     or a loop gives may be an input that JAX passes through it.
     """
     computed = {
@@ -200,12 +200,14 @@ def _token_among(outputs: Sequence[Any], jaxpr: Any) -> int:
         for variable in equation.outvars
         if not jnp.issubdtype(variable.aval.dtype, jax.dtypes.extended)
     }
-    for index, variable in enumerate(outputs):
-        if isinstance(variable, compat.Literal):  # a constant, which cannot be looked up either
-            continue
-        if variable in computed and variable.aval.size <= _LARGEST_TOKEN:
-            return index
-    return len(outputs)
+    sizes = {
+        index: variable.aval.size * variable.aval.dtype.itemsize
+        for index, variable in enumerate(outputs)
+        # A constant cannot even be looked up.
+        if not isinstance(variable, compat.Literal) and variable in computed
+    }
+    index = min(sizes, key=sizes.__getitem__, default=len(outputs))
+    return index if sizes.get(index, 0) <= _LARGEST_TOKEN else len(outputs)
 
 
 def _captured(array: jax.Array) -> Storage:
