@@ -88,6 +88,15 @@ def test_without_a_checkout_it_says_that_it_needs_one(tmp_path, monkeypatch):
     assert "There is no benchmarks/suite.py in" in result.output
 
 
+def test_a_second_run_of_a_day_does_not_replace_the_first(tmp_path):
+    names = []
+    for _ in range(3):
+        folder = command._unused(tmp_path / "2026-11-16")
+        folder.mkdir()
+        names.append(folder.name)
+    assert names == ["2026-11-16", "2026-11-16-2", "2026-11-16-3"]
+
+
 def test_the_machine_is_described_without_names_of_hosts_or_folders():
     known = suite.machine()
     assert known["cores"] and known["jax"]

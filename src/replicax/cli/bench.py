@@ -7,6 +7,7 @@ package: the programs it compares are for those who work on Replicax. This is it
 import datetime
 import importlib
 import importlib.util
+import itertools
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ _MARK = pathlib.PurePath("benchmarks", "suite.py")
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=pathlib.Path),
-    help="The folder for the results; benchmarks/results/<date> if not given.",
+    help="The folder for the results; a new one, benchmarks/results/<date>, if not given.",
 )
 @click.option(
     "--show",
@@ -84,7 +85,8 @@ def bench(
             smoke=smoke,
         )
         date = datetime.date.today().isoformat()
-        folder = output or root / "benchmarks" / "results" / (f"smoke-{date}" if smoke else date)
+        name = f"smoke-{date}" if smoke else date
+        folder = output or _unused(root / "benchmarks" / "results" / name)
         results = suite.run(choice, folder, lambda line: _say(console, line))
     if not results.measurements:
         raise click.ClickException("nothing was measured: no chosen peer takes part in any case.")
@@ -114,6 +116,12 @@ def find_checkout() -> pathlib.Path:
         f"not part of the package. There is no {_MARK.as_posix()} in {pathlib.Path.cwd()}. Change "
         "to the root of a checkout."
     )
+
+
+def _unused(folder: pathlib.Path) -> pathlib.Path:
+    """The folder, or the first of those with a number after its name that does not exist."""
+    later = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([folder], later) if not path.exists())
 
 
 def _chosen(option: str, text: str | None, known: Sequence[str]) -> tuple[str, ...]:
