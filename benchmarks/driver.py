@@ -21,7 +21,7 @@ TOLERANCE = 2e-3
 """How far the losses of two peers may be apart: they add in another order."""
 
 CALIBRATION_RUNS = 4
-MAX_RUNS = 2000
+MAX_RUNS = 10_000
 GROWTH_STEPS, GROWTH_CHUNK = 10_000, 1000
 
 Say = Callable[[str], None]

@@ -45,7 +45,7 @@ class Choice:
 
     only: tuple[str, ...] = tuple(WORKLOADS)
     peers: tuple[str, ...] = tuple(PEERS)
-    rounds: int = 7
+    rounds: int = 5
     minutes: float = 45.0
     smoke: bool = False
 
