@@ -19,7 +19,7 @@ from benchmarks.targets import Verdict
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 MEASUREMENTS, MACHINE = "measurements.jsonl", "machine.json"
-STARTS = 5
+STARTS = 9
 """How often each program is started for W5."""
 
 GROSS_LOSS = 2.0
@@ -143,7 +143,7 @@ def _measured(choice: Choice, peers: Sequence[str], say: Say) -> Iterator[Measur
     for workload in choice.only:
         if workload == "W5" and not choice.smoke and not is_late("W5"):
             say(f"W5: {WORKLOADS['W5']}")
-            yield from startup.measure(peers, rounds=min(STARTS, choice.rounds), say=say)
+            yield from startup.measure(peers, rounds=STARTS, say=say)
         for case in choice.cases():
             name = f"{case.workload}, N={case.replicas}"
             if case.workload != workload or is_late(name):

@@ -167,7 +167,7 @@ def _differences(cases: dict[tuple[str, str, int], Rows]) -> Iterator[Verdict]:
             continue
         workload, variant, replicas = case
         more = {
-            kind: rows[OURS].median(kind) - rows[LIMIT].median(kind)
+            kind: timing.paired_difference(rows[OURS].rounds[kind], rows[LIMIT].rounds[kind])
             for kind in ("wall_us", "cpu_us")
         }
         least = min(more.values())

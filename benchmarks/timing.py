@@ -89,6 +89,16 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(one / other for one, other in pairs if other) if pairs else math.nan
 
 
+def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of the differences within each round.
+
+    >>> paired_difference([2.0, 20.0, 3.0], [1.0, 10.0, 1.0])
+    2.0
+    """
+    pairs = list(zip(ours, theirs, strict=False))
+    return statistics.median(one - other for one, other in pairs) if pairs else math.nan
+
+
 def growth_exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
     """The slope of a straight line through the logarithms: 1 for a cost that grows linearly.
 
