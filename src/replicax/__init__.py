@@ -17,7 +17,6 @@ array(10., dtype=float32)
 import importlib
 import typing
 
-from replicax import optimizers, random
 from replicax.backend.compilation_cache import set_compilation_cache
 from replicax.backend.devices import set_virtual_devices
 from replicax.context.replica import ReplicaContext
@@ -49,9 +48,6 @@ from replicax.functions.gradients import grad, value_and_grad
 from replicax.input.context import InputContext
 from replicax.input.dataset import DistributedDataset
 from replicax.input.iterator import DistributedIterator
-from replicax.losses import compute_average_loss, scale_regularization_loss
-from replicax.optimizers.optimizer import Optimizer
-from replicax.optimizers.trees import values_of, variables_from
 from replicax.strategies.base import Strategy
 from replicax.strategies.cross_device_ops import (
     CrossDeviceOps,
@@ -68,12 +64,23 @@ from replicax.variables.creation import variable_creator_scope
 from replicax.variables.variable import Variable
 
 if typing.TYPE_CHECKING:
-    from replicax import cluster_resolver, data, experimental, metrics, testing
+    from replicax import (
+        cluster_resolver,
+        data,
+        experimental,
+        metrics,
+        optimizers,
+        random,
+        testing,
+    )
     from replicax.checkpoint.backup import BackupAndRestore
     from replicax.checkpoint.checkpoint import Checkpoint
     from replicax.checkpoint.manager import CheckpointManager
     from replicax.checkpoint.options import CheckpointOptions
     from replicax.drawing import visualize_value
+    from replicax.losses import compute_average_loss, scale_regularization_loss
+    from replicax.optimizers.optimizer import Optimizer
+    from replicax.optimizers.trees import values_of, variables_from
     from replicax.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
     from replicax.strategies.tpu import TPUStrategy
 
@@ -151,12 +158,19 @@ _IMPORTED_WHEN_USED = {
     "CheckpointManager": "replicax.checkpoint.manager",
     "CheckpointOptions": "replicax.checkpoint.options",
     "MultiWorkerMirroredStrategy": "replicax.strategies.multi_worker_mirrored",
+    "Optimizer": "replicax.optimizers.optimizer",
     "TPUStrategy": "replicax.strategies.tpu",
     "cluster_resolver": None,
+    "compute_average_loss": "replicax.losses",
     "data": None,
     "experimental": None,
     "metrics": None,
+    "optimizers": None,
+    "random": None,
+    "scale_regularization_loss": "replicax.losses",
     "testing": None,
+    "values_of": "replicax.optimizers.trees",
+    "variables_from": "replicax.optimizers.trees",
     "visualize_value": "replicax.drawing",
 }
 
