@@ -25,7 +25,9 @@ def two():
 
 
 def reading_threads():
-    return [t for t in threading.enumerate() if t.name == prefetch.THREAD_NAME]
+    """Those that run; Python lists a thread for ever that Ctrl-C has kept from starting."""
+    listed = [t for t in threading.enumerate() if t.name == prefetch.THREAD_NAME]
+    return [t for t in listed if t.is_alive()]
 
 
 @pytest.fixture(autouse=True)
@@ -261,6 +263,30 @@ def test_ctrl_c_while_a_batch_is_awaited_loses_none_and_locks_nothing(two, inter
         assert interrupted(for_ever, delay)
         assert taken == sorted(set(taken))  # in order; the one in the air may be gone
     iterator.close()
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_ctrl_c_while_a_thread_is_started_leaves_nothing_to_wait_for(two, monkeypatch, begins):
+    start, readers = prefetch._Reader.start, []
+
+    def interrupted_start(reader):
+        readers.append(reader)  # as Python keeps it in its list of threads
+        if begins:
+            start(reader)
+        raise KeyboardInterrupt("shot")
+
+    iterator = iter(two.distribute_dataset(Counted(), ahead(2)))
+    monkeypatch.setattr(prefetch._Reader, "start", interrupted_start)
+    with pytest.raises(KeyboardInterrupt, match="shot") as caught:
+        next(iterator)
+    monkeypatch.undo()
+    (reader,) = readers
+    if begins:
+        reader.join(WAIT_SECONDS)  # although what was raised still holds its consumer
+    assert caught.value is not None
+    assert not reader.is_alive()
+    reader.close()  # as at the exit of the interpreter
+    assert values_of(next(iterator)) == [[0], [0]]
 
 
 PROGRAM = """

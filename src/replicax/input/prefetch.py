@@ -160,7 +160,11 @@ class ReadAhead(Preparing):
         self._reader = _Reader(items, place, self._shared)
         weakref.finalize(self, self._shared.close).atexit = False
         close_at_exit(self._reader)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except BaseException:  # Ctrl-C, before or after the thread has begun
+            self._shared.close()
+            raise
 
     def __next__(self) -> Any:
         kind, item = self._shared.take()
@@ -202,5 +206,5 @@ class _Reader(threading.Thread):
 
     def close(self) -> None:
         self._shared.close()
-        if self is not threading.current_thread():
+        if self.is_alive() and self is not threading.current_thread():
             self.join(_JOIN_SECONDS)
