@@ -151,7 +151,7 @@ __all__ = [
     "visualize_value",
 ]
 
-# Many programs use none of these, and their imports are a third of the whole.
+# A program may do without any of these, and together they are almost half of all modules.
 _IMPORTED_WHEN_USED = {
     "BackupAndRestore": "replicax.checkpoint.backup",
     "Checkpoint": "replicax.checkpoint.checkpoint",
