@@ -151,7 +151,7 @@ __all__ = [
     "visualize_value",
 ]
 
-# A program may do without any of these, and together they are almost half of all modules.
+# A program may do without any of these.
 _IMPORTED_WHEN_USED = {
     "BackupAndRestore": "replicax.checkpoint.backup",
     "Checkpoint": "replicax.checkpoint.checkpoint",
