@@ -29,3 +29,39 @@ def test_a_process_joins_a_service_that_another_one_has_and_both_may_go():
         service.shutdown()
         """
     )
+
+
+def test_a_process_learns_that_another_one_has_disconnected():
+    run_fresh(
+        """
+        import subprocess, sys, time
+        from replicax.backend import compat
+        from replicax.cluster.addresses import free_port
+        address = f"127.0.0.1:{free_port()}"
+        service = compat.start_coordination_service(
+            address, 2, heartbeat_seconds=100, shutdown_seconds=5
+        )
+        other = subprocess.Popen([sys.executable, "-c", f'''if True:
+            import sys
+            from replicax.backend import compat
+            compat.connect_to_coordination(
+                {address!r}, 2, 1, heartbeat_seconds=100, start_seconds=30
+            )
+            sys.stdin.read()
+            compat.leave_coordination()
+            compat.forget_coordination()
+        '''], stdin=subprocess.PIPE)
+        compat.connect_to_coordination(address, 2, 0, heartbeat_seconds=100, start_seconds=30)
+        import threading
+        waiting = threading.Thread(target=compat.await_departures, args=(0, [1]))
+        waiting.start()
+        waiting.join(1.0)
+        assert waiting.is_alive()
+        other.stdin.close()
+        waiting.join(30.0)
+        assert not waiting.is_alive()
+        assert other.wait() == 0
+        compat.leave_coordination()
+        compat.forget_coordination()
+        """
+    )

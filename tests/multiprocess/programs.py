@@ -68,6 +68,27 @@ for number in range(1000000):
         print("stepping", flush=True)
 """
 
+# Worker 1 has told the others that it ends; LEAVING is what happens before it has disconnected.
+LEAVE = """
+import os, time
+import replicax as rx
+from replicax.backend import compat
+
+options = rx.experimental.CommunicationOptions(timeout_seconds=float(os.environ["TIMEOUT"]))
+strategy = rx.MultiWorkerMirroredStrategy(communication_options=options)
+leave = compat.leave_coordination
+
+def leave_late():
+    print("leaving", flush=True)
+    if os.environ["LEAVING"] == "late":
+        time.sleep(1.5)
+    else:
+        os._exit(3)
+    leave()
+
+compat.leave_coordination = leave_late
+"""
+
 
 def program(folder: pathlib.Path, source: str = TRAIN) -> pathlib.Path:
     """The file of a program."""

@@ -30,6 +30,9 @@ from replicax.backend.compat_processes import (
     DetectedProcess as DetectedProcess,
 )
 from replicax.backend.compat_processes import (
+    await_departures as await_departures,
+)
+from replicax.backend.compat_processes import (
     connect_to_coordination as connect_to_coordination,
 )
 from replicax.backend.compat_processes import (

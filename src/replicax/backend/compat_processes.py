@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -120,6 +121,15 @@ def leave_coordination() -> None:
         state.preemption_sync_manager.shutdown()  # first: it uses the client
     if state.client is not None:
         state.client.shutdown()
+
+
+def await_departures(own_id: int, others: Sequence[int]) -> None:
+    """Returns when none of the other processes is connected to the coordination service.
+
+    The service answers who is alive when every process in question has asked too, or has
+    disconnected: those that leave do not ask.
+    """
+    coordination_client().get_live_nodes([own_id, *others])
 
 
 def forget_coordination() -> None:

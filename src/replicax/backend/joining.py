@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -138,7 +137,7 @@ def _leave(group: Workers) -> None:
             patience = group.timeout_seconds + workers.SILENT_SECONDS
         with contextlib.suppress(Exception):
             group.await_others(patience)
-            time.sleep(workers.BEAT_SECONDS)  # their disconnection follows
+            group.await_disconnections()
     elif told:
         workers.within(workers.GOODBYE_SECONDS, compat.leave_coordination)
     compat.forget_coordination()

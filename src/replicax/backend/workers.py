@@ -44,6 +44,7 @@ GOODBYE_SECONDS = 2.0
 ENDED = "ended"
 FAILED = "failed"
 BEREFT = "bereft"
+_LAST_BEATS = (ENDED, FAILED, BEREFT)
 
 # A status of the runtime, and in it what carries collectives or messages between processes.
 _COMMUNICATION_ERROR = re.compile(
@@ -232,8 +233,7 @@ class Workers:
     def _num_left(self) -> int:
         seen = list(self._seen.values())
         return sum(
-            beat in (ENDED, FAILED, BEREFT) or self._looked_at - at > self.timeout_seconds
-            for beat, at in seen
+            beat in _LAST_BEATS or self._looked_at - at > self.timeout_seconds for beat, at in seen
         )
 
     def lost(
@@ -307,6 +307,16 @@ class Workers:
             if self._num_left() == self.num_workers - 1:
                 return
             time.sleep(BEAT_SECONDS / 5)
+
+    def await_disconnections(self) -> None:
+        """Returns when those that told their end do not need the service any more.
+
+        JAX ends a process whose service disappears while it is connected, and on a busy machine
+        some time passes between its last words and its disconnection. One that dies there is
+        waited for no longer than a silent worker.
+        """
+        told = [rank for rank, (beat, _) in self._seen.items() if beat in _LAST_BEATS]
+        within(self.timeout_seconds, lambda: compat.await_departures(self.rank, told))
 
 
 _workers: Workers | None = None
