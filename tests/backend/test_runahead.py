@@ -74,6 +74,71 @@ def test_the_older_half_is_awaited_before_a_program_that_follows_them():
     assert (log, ahead.num_in_flight) == ([0, 1], 2)
 
 
+def launch_chain(ahead, tokens):
+    """Launches programs of which each uses what the one before it has computed."""
+    ahead.begin_chain("mine")
+    for token in tokens:
+        ahead.tokens.append(token)
+        ahead.num_chained += 1
+
+
+def test_programs_that_use_each_other_are_awaited_by_the_last_of_them():
+    log = []
+    ahead = RunAhead(limit=4)
+    launch_chain(ahead, [StandInToken(log, name) for name in range(4)])
+    with ahead.lock:
+        ahead.make_room(follows=True)
+    assert (log, ahead.num_in_flight) == ([1], 2)
+    ahead.wait()
+    assert (log, ahead.num_in_flight) == ([1, 2, 3], 0)
+
+
+def test_one_program_of_another_kind_in_flight_means_that_each_is_awaited():
+    log = []
+    ahead = RunAhead(limit=4)
+    ahead.launch(stand_in_program(log, 0))
+    launch_chain(ahead, [StandInToken(log, name) for name in range(1, 4)])
+    with ahead.lock:
+        ahead.make_room(follows=True)
+    assert (log, ahead.num_in_flight) == ([0, 1], 2)
+    ahead.launch(stand_in_program(log, 4))
+    ahead.wait()
+    assert log == [0, 1, 2, 3, 4]
+
+
+def test_the_error_of_a_chain_is_that_of_its_first_program_that_failed():
+    log = []
+    ahead = RunAhead(limit=4)
+    errors = [RuntimeError("the cause"), RuntimeError("a result"), RuntimeError("a result"), None]
+    launch_chain(ahead, [StandInToken(log, name, error) for name, error in enumerate(errors)])
+    with ahead.lock, pytest.raises(RuntimeError, match="the cause"):
+        ahead.make_room(follows=True)
+    assert (ahead.num_in_flight, ahead.num_failures) == (0, 1)
+    assert "2 program(s) launched after it failed as well" in str(errors[0].__notes__)
+
+
+def test_ctrl_c_while_a_chain_is_awaited_loses_no_token():
+    log = []
+    ahead = RunAhead(limit=4)
+    tokens = [StandInToken(log, name) for name in range(4)]
+    tokens[1].error = KeyboardInterrupt()
+    launch_chain(ahead, tokens)
+    with ahead.lock, pytest.raises(KeyboardInterrupt, match=r"^$"):
+        ahead.make_room(follows=True)
+    assert list(ahead.tokens) == tokens
+
+
+def test_a_chain_whose_last_token_was_deleted_is_awaited_one_by_one():
+    log = []
+    ahead = RunAhead(limit=4)
+    deleted = jnp.zeros(())
+    launch_chain(ahead, [StandInToken(log, 0), deleted, *(StandInToken(log, i) for i in (2, 3))])
+    deleted.delete()
+    with ahead.lock:
+        ahead.make_room(follows=True)
+    assert (log, ahead.num_in_flight) == ([0], 2)
+
+
 def test_a_limit_of_one_awaits_the_previous_program_before_the_launch():
     log = []
     ahead = RunAhead(limit=1)

@@ -225,6 +225,17 @@ def test_a_call_inside_a_transformation_is_part_of_it(repeated):
     assert repeated == {"same": 2, "different": 1}
 
 
+def test_a_call_inside_another_function_is_part_of_its_program():
+    w = rx.Variable(2.0)
+    inner = rx.function(lambda: w * 3.0)
+    for _ in range(3):
+        inner()
+    outer = rx.function(lambda: inner() + 1.0)
+    assert float(outer()) == 7.0
+    w.assign(3.0)
+    assert float(outer()) == 10.0
+
+
 def test_a_repeated_call_keeps_none_of_its_arguments(strategy):
     step = rx.function(lambda batch: {"y": batch["x"] * 2.0})
     references = []

@@ -57,13 +57,25 @@ class RunAhead:
 
     Attributes:
         num_failures: How often programs were found to have failed.
+        chain: Whose programs `num_chained` counts; see `begin_chain`.
+        num_chained: How many of the programs that were launched last each used what the one
+            before it had computed: when one of them is done, those before it are.
 
     Args:
         limit: Programs in flight; chosen at the first launch from the devices and threads of this
             process if None.
     """
 
-    __slots__ = ("_asked_limit", "lock", "num_failures", "room", "settles", "tokens")
+    __slots__ = (
+        "_asked_limit",
+        "chain",
+        "lock",
+        "num_chained",
+        "num_failures",
+        "room",
+        "settles",
+        "tokens",
+    )
 
     def __init__(self, limit: int | None = None) -> None:
         if limit is not None and limit < 1:
@@ -74,6 +86,8 @@ class RunAhead:
         self.lock = threading.RLock()
         self.tokens: collections.deque[jax.Array] = collections.deque()
         self.num_failures = 0
+        self.chain: object = None
+        self.num_chained = 0
         self.settles = limit is None  # until the limit is chosen
 
     @property
@@ -100,7 +114,7 @@ class RunAhead:
         with self.lock:
             self.make_room()
             token, outputs = workers.translated(lambda: program(*args))
-            self.tokens.append(token)
+            self.add(token)
         return outputs
 
     def launch_and_wait(self, operation: Callable[..., _Outputs], *args: Any) -> _Outputs:
@@ -112,6 +126,20 @@ class RunAhead:
         with self.lock:
             self.make_room()
             return workers.translated(lambda: jax.block_until_ready(operation(*args)))
+
+    def add(self, token: jax.Array) -> None:
+        """Notes that a program is in flight, of which nobody knows what it depends on."""
+        self.begin_chain(None)
+        self.tokens.append(token)
+
+    def begin_chain(self, chain: object) -> None:
+        """Says that the next program need not depend on those in flight.
+
+        Args:
+            chain: Stands for the launches to come, which count themselves in `num_chained` if
+                each uses what the one before it has computed.
+        """
+        self.chain, self.num_chained = chain, 0
 
     def settle(self) -> None:
         """Waits for all programs if the thread pool is small, otherwise does nothing.
@@ -160,8 +188,14 @@ class RunAhead:
         """
         if not self.room:
             self._choose_limit()
-        if len(self.tokens) >= self.room:
-            self._await_down_to(self.room // 2 if follows else self.room - 1)
+        tokens = self.tokens
+        if len(tokens) < self.room:
+            return
+        num_left = self.room // 2 if follows else self.room - 1
+        if self.num_chained >= len(tokens):
+            self._await_chain(len(tokens) - num_left)
+        if len(tokens) > num_left:
+            self._await_down_to(num_left)
 
     def _choose_limit(self) -> None:
         if not self.room:
@@ -183,6 +217,18 @@ class RunAhead:
             # Only now, so that Ctrl-C during the wait leaves the token where it was. A signal
             # handler that launched meanwhile may have taken it.
             if tokens and tokens[0] is oldest:
+                tokens.popleft()
+
+    def _await_chain(self, count: int) -> None:
+        """Awaits the `count` oldest by the last of them; does nothing if that one cannot tell."""
+        tokens = self.tokens
+        oldest, last = tokens[0], tokens[count - 1]
+        try:
+            last.block_until_ready()
+        except Exception:  # it was deleted, or a program failed: awaiting each will tell
+            return
+        if tokens and tokens[0] is oldest:  # otherwise a signal handler has launched meanwhile
+            for _ in range(count):
                 tokens.popleft()
 
     def _drop_all(self, failed: jax.Array, error: Exception) -> None:

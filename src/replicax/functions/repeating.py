@@ -83,15 +83,20 @@ def repeat_of(call: Call, program: Program) -> Repeat:
     is_nest = not isinstance(structure, int)
     kinds, num_leaves = list(map(type, call.leaves)), len(call.leaves)
     static = {i: x for i, x in enumerate(call.leaves) if not arguments.is_traced(x)}
+    are_arrays = all(kind is compat.ConcreteArray for kind in kinds)  # the launcher will look
     launcher, finish = program.launcher, program.finish
     assert finish is not None  # it has been launched
     make, made_of = program.only_result or (None, 0)
+    is_made: bool | None = None  # known once: the direct launches all give arrays of one kind
     contexts, process = stack.watch()
     in_scope = stack.Mode.SCOPE
     traces, settings, (trace, no_trace) = frame.watch(), SETTINGS, compat.PLAIN_STATES[0]
 
     def launched(leaves: Sequence[Any]) -> Any:
         """The outputs for arguments that the program may not have seen like this; or None."""
+        # The direct launcher has looked: a trace of ours is one of JAX, too.
+        if trace.value is not no_trace or traces.frame is not None:
+            return None
         if tuple(map(arguments.leaf_key, leaves)) != keys or not program.is_alive():
             return None
         traced = [leaf for i, leaf in enumerate(leaves) if i not in static]
@@ -101,6 +106,7 @@ def repeat_of(call: Call, program: Program) -> Repeat:
             return None
 
     def repeat(on: Any, leaves: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+        nonlocal is_made
         entries = contexts.entries
         if entries:
             entry = entries[-1]
@@ -108,12 +114,7 @@ def repeat_of(call: Call, program: Program) -> Repeat:
                 return DIFFERENT
         elif scope is not None or process.chosen is not None:
             return DIFFERENT
-        if (
-            on is not strategy
-            or traces.frame is not None
-            or settings.run_eagerly
-            or trace.value is not no_trace
-        ):
+        if on is not strategy or settings.run_eagerly:
             return DIFFERENT
         if is_nest:
             leaves, found = nest.flatten((tuple(leaves), kwargs or {}))
@@ -121,20 +122,22 @@ def repeat_of(call: Call, program: Program) -> Repeat:
                 return DIFFERENT
         elif kwargs or len(leaves) != num_leaves:
             return DIFFERENT
-        arrays = []
-        for index, leaf in enumerate(leaves):  # a strict zip costs more
-            kind = type(leaf)
-            if kind is not kinds[index]:
-                return DIFFERENT
-            if kind is PerReplica:
-                leaf = leaf.packed_if_like(keys[index])
-                if leaf is None:
+        arrays = leaves
+        if not are_arrays:
+            arrays = []
+            for index, leaf in enumerate(leaves):  # a strict zip costs more
+                kind = type(leaf)
+                if kind is not kinds[index]:
                     return DIFFERENT
-            elif index in static:
-                if leaf != static[index]:
-                    return DIFFERENT
-                continue
-            arrays.append(leaf)
+                if kind is PerReplica:
+                    leaf = leaf.packed_if_like(keys[index])
+                    if leaf is None:
+                        return DIFFERENT
+                elif index in static:
+                    if leaf != static[index]:
+                        return DIFFERENT
+                    continue
+                arrays.append(leaf)
         try:
             for cell, captured in cells:
                 if cell.cell_contents is not captured:
@@ -146,6 +149,12 @@ def repeat_of(call: Call, program: Program) -> Repeat:
             outputs = launched(leaves)
             if outputs is None:
                 return DIFFERENT
+        elif is_made is False:
+            return outputs[made_of]
+        elif is_made is None and make is not None:
+            result = make(outputs[made_of])
+            is_made = result is not outputs[made_of]
+            return result
         return finish(outputs) if make is None else make(outputs[made_of])
 
     return repeat

@@ -22,7 +22,7 @@ from replicax.backend.workers import lost_worker
 from replicax.execution.epoch import EPOCH, advance
 from replicax.variables.storage import COUNTS, Storage, set_array
 
-Direct = Callable[[list[Any]], "list[jax.Array] | None"]
+Direct = Callable[[Sequence[Any]], "list[jax.Array] | None"]
 """As `launching.Launcher.launch`, but gives None, doing nothing, where only `jit` can tell."""
 
 _array = operator.attrgetter("array")
@@ -69,7 +69,7 @@ def find_shortcut(
     return Shortcut(executable, state_kinds, argument_kinds, compat.trace_settings())
 
 
-def no_shortcut(arguments: list[Any]) -> None:
+def no_shortcut(arguments: Sequence[Any]) -> None:
     """The `Direct` of a program that has not been found to have one."""
 
 
@@ -88,8 +88,10 @@ def direct_launcher(
     array_of = _array
     execute, handlers = shortcut.executable.execute, shortcut.executable.handlers
     kept, settings = shortcut.executable.kept, shortcut.settings
-    argument_kinds = shortcut.argument_kinds
+    argument_kinds = list(shortcut.argument_kinds)  # of the last call: mostly the same objects
     state, follows = [*written, *read], bool(written)
+    # A step that uses what it has written in the last one is done after it.
+    links = any(kept is None or index in kept for index in range(len(written)))
     exposed: list[Storage] = []  # variables that are read, and that others could delete
     seen: object = None  # the stamp when the variables were last found fit for this
     failures = run_ahead.num_failures
@@ -100,8 +102,8 @@ def direct_launcher(
             kinds_of(arrays), shortcut.state_kinds
         )
 
-    def direct(arguments: list[Any]) -> list[jax.Array] | None:
-        nonlocal seen, failures, argument_kinds
+    def direct(arguments: Sequence[Any]) -> list[jax.Array] | None:
+        nonlocal seen, failures
         with lock:
             if len(tokens) >= run_ahead.room:
                 run_ahead.make_room(follows=follows)
@@ -111,24 +113,28 @@ def direct_launcher(
                 if not is_fit(inputs):
                     return None
                 seen = stamp
+                run_ahead.begin_chain(written)
             if run_ahead.num_failures != failures:  # variables may be lost: let others look
                 failures = run_ahead.num_failures
                 return None
             try:
-                kinds = list(map(kind_of, arguments))
+                for index, array in enumerate(arguments):
+                    kind = kind_of(array)
+                    if kind != argument_kinds[index] and not is_alike(kind, argument_kinds[index]):
+                        return None
+                    if is_deleted(array):
+                        return None
+                    argument_kinds[index] = kind
             except AttributeError:  # one is not on a device yet
                 return None
             if (
-                not (kinds == argument_kinds or are_alike(kinds, argument_kinds))
-                or trace_settings() != settings
-                or any(map(is_deleted, arguments))
+                trace_settings() != settings
                 or (exposed and any(map(is_deleted, map(_array, exposed))))
                 or trace.value is not no_trace
                 or check.value is not no_check
                 or devices.value is not no_devices
             ):
                 return None
-            argument_kinds = kinds  # likelier to be the same objects next time
             inputs += arguments
             if kept is not None:
                 inputs = [inputs[index] for index in kept]
@@ -142,6 +148,9 @@ def direct_launcher(
             except BaseException as error:
                 keep_what_is_left(written, outputs, error)
                 raise
+            if run_ahead.chain is not written:
+                run_ahead.begin_chain(written)
+            run_ahead.num_chained += links
             tokens.append(outputs[token_at])
             if epoch.is_watched and written:
                 advance()
@@ -188,8 +197,15 @@ def are_alike(kinds: list[Any] | None, others: list[Any] | None) -> bool:
     """
     if kinds is None or others is None or len(kinds) != len(others):
         return False
-    return kinds == others or all(
-        (one.shape, one.dtype, one.weak_type, *layout)
-        == (other.shape, other.dtype, other.weak_type, *other_layout)
-        for (one, *layout), (other, *other_layout) in zip(kinds, others, strict=True)
+    return kinds == others or all(map(is_alike, kinds, others))
+
+
+def is_alike(kind: Any, other: Any) -> bool:
+    """As `are_alike`, of one array."""
+    (one, *layout), (two, *other_layout) = kind, other
+    return (one.shape, one.dtype, one.weak_type, *layout) == (
+        two.shape,
+        two.dtype,
+        two.weak_type,
+        *other_layout,
     )
