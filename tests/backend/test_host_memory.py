@@ -1,5 +1,7 @@
 """Large components of the CPU's devices are added where they are."""
 
+import platform
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 import replicax as rx
 from replicax.backend import host_memory
+from tests.backend.fresh_process import run_fresh
 
 LARGE = host_memory.MIN_BYTES // 4
 
@@ -106,3 +109,23 @@ def test_an_own_way_of_reducing_is_used_for_large_values_too():
     value = strategy.distribute_batch(np.ones(2 * LARGE, np.float32))
     assert strategy.reduce("SUM", value, axis=None)[0] == 2
     assert added
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others give memory back themselves")
+def test_memory_that_was_freed_in_pieces_is_given_back():
+    run_fresh(
+        """
+        import pathlib
+        import numpy as np
+        from replicax.backend import host_memory
+
+        def in_use():
+            return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+        pieces = [np.ones(30_000, np.uint8) for _ in range(5_000)]
+        pieces = pieces[::100]  # what stays keeps the rest from being given back at once
+        before = in_use()
+        host_memory.give_back_free()
+        assert before - in_use() > 100e6
+        """
+    )

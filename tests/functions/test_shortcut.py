@@ -17,8 +17,10 @@ from tests.functions.test_traces import compilations
 SUM = rx.VariableAggregation.SUM
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=["default", 1, 2])
 def strategy(request):
+    if request.param == "default":
+        return rx.get_strategy()
     return rx.MirroredStrategy([f"CPU:{i}" for i in range(request.param)])
 
 
@@ -59,6 +61,18 @@ def test_finding_the_shortcut_compiles_nothing(strategy):
     assert count == []
 
 
+def test_a_step_that_leaves_its_variables_elsewhere_is_compiled_once_all_the_same():
+    strategy = rx.experimental.CentralStorageStrategy(["CPU:1", "CPU:2"], "CPU:0")
+    total, step = counting_step(strategy)
+    batch = batch_of(strategy, 1.0)
+    strategy.run(step, args=(batch,))
+    with compilations() as count:
+        ways = [goes_through_jit(lambda: strategy.run(step, args=(batch,))) for _ in range(6)]
+    assert ways == [True] * 6
+    assert count == []
+    np.testing.assert_array_equal(total.numpy(), [14.0, 14.0])
+
+
 def test_the_values_are_those_of_the_long_way(strategy):
     total, step = counting_step(strategy)
     expected = settled(strategy, step)
@@ -79,6 +93,51 @@ def test_an_assignment_between_steps_is_seen_and_the_shortcut_stays(strategy):
     np.testing.assert_array_equal(
         total.numpy(), np.array([10.0, 20.0]) + strategy.num_replicas_in_sync
     )
+
+
+def chained_after(run):
+    """How many programs are known to have used what the one before them computed."""
+    run()
+    return runahead.RUN_AHEAD.num_chained
+
+
+def test_repeated_steps_are_known_to_use_each_other_until_something_comes_between(strategy):
+    v, step = counting_step(strategy)
+    settled(strategy, step)
+    batch = batch_of(strategy, 1.0)
+
+    def run():
+        strategy.run(step, args=(batch,))
+
+    first = chained_after(run)
+    assert [chained_after(run) for _ in range(3)] == [first + 1, first + 2, first + 3]
+    v.assign(np.zeros(2))  # the next step does not wait for those before it
+    assert [chained_after(run) for _ in range(2)] == [1, 2]
+    chained_after(lambda: runahead.launch(jax.jit(lambda: (jnp.zeros(()), ()))))
+    assert [chained_after(run) for _ in range(2)] == [1, 2]
+
+
+def test_steps_that_do_not_use_what_they_wrote_are_not_known_to_follow_each_other(strategy):
+    with strategy.scope():
+        last = rx.Variable(np.float32(0.0), aggregation=SUM)
+
+    @rx.function
+    def keep(x):
+        last.assign(x.sum())
+
+    batch = batch_of(strategy, 1.0)
+    counts = [chained_after(lambda: strategy.run(keep, args=(batch,))) for _ in range(6)]
+    assert counts == [0] * 6
+
+
+def test_steps_in_turns_do_not_count_for_each_other(strategy):
+    _, one = counting_step(strategy)
+    _, other = counting_step(strategy)
+    batch = batch_of(strategy, 1.0)
+    for step in (one, other):
+        settled(strategy, step)
+    runs = [lambda step=step: strategy.run(step, args=(batch,)) for step in (one, other) * 4]
+    assert [chained_after(run) for run in runs][2:] == [1] * 6
 
 
 def test_a_value_that_was_handed_out_is_not_donated(strategy):

@@ -12,6 +12,9 @@ import pytest
 from jax import monitoring
 
 import replicax as rx
+from replicax.backend import host_memory
+from replicax.backend.runahead import RUN_AHEAD
+from replicax.functions import launching
 
 SUM = rx.VariableAggregation.SUM
 REPLICAS = (1, 2, 3, 8)
@@ -405,3 +408,29 @@ def test_one_function_under_two_strategies_has_a_program_for_each():
             strategy = mirrored(count)
             result = strategy.experimental_local_results(strategy.run(step, args=(1.0,)))
             assert [float(x) for x in result] == [1.0 + count] * count
+
+
+@pytest.mark.parametrize(("long_seconds", "expected"), [(0.0, 1), (1000.0, 0)])
+def test_memory_is_given_back_once_between_a_long_compilation_and_the_first_launch(
+    monkeypatch, long_seconds, expected
+):
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = rx.Variable(0.0, aggregation=SUM)
+    given_back = []
+    monkeypatch.setattr(launching, "LONG_SECONDS", long_seconds)
+    monkeypatch.setattr(
+        host_memory, "give_back_free", lambda: given_back.append(RUN_AHEAD.num_in_flight)
+    )
+
+    @rx.function
+    def step():
+        v.assign_add(1.0)
+
+    RUN_AHEAD.wait()
+    with compilations() as count:
+        for _ in range(3):
+            strategy.run(step)
+    assert len(count) == 1
+    assert given_back == [0] * expected  # nothing had been launched yet
+    assert float(v) == 6.0

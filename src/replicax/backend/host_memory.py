@@ -1,4 +1,4 @@
-"""Host memory that the CPU's devices use as it is, and sums in it.
+"""Host memory: what the CPU's devices use as it is, sums in it, and what is given back.
 
 The devices of a CPU share its memory, so the components of a large value can be added where they
 are. A program would copy them: XLA maps buffers of this size afresh in every execution, page by
@@ -7,6 +7,7 @@ page, while NumPy asks for large pages. ``values.reduce`` and ``input`` are the 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -86,3 +87,23 @@ def _placer(
     """Gives a host array of this shape to the device, which keeps it as it is; uncommitted."""
     example = jax.device_put(np.zeros(shape, dtype), device)
     return compat.parts_placer(compat.uncommitted(example))
+
+
+def give_back_free() -> None:
+    """Returns memory to the system that was freed in this process, where the C library keeps it.
+
+    A compiler frees hundreds of megabytes in small pieces. The buffers of the program that it has
+    made are new mappings, so without this both would be there at the same time.
+    """
+    trim = _trimmer()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _trimmer() -> Callable[[int], int] | None:
+    """``malloc_trim`` of glibc; other C libraries give memory back by themselves."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # TypeError: Windows has no library of that name
+        return None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from itertools import starmap
 from typing import Any
 
 import jax
 
-from replicax.backend import compat
+from replicax.backend import compat, host_memory
 from replicax.backend.runahead import RUN_AHEAD
 from replicax.execution.epoch import EPOCH, advance
 from replicax.functions.shortcut import (
@@ -21,6 +22,9 @@ from replicax.functions.shortcut import (
 from replicax.variables.storage import COUNTS, Storage
 
 _MAX_LOOKS = 4  # for a shortcut; where the inputs keep changing their places, `jit` is as good
+
+LONG_SECONDS = 0.5
+"""A compilation that takes longer has used much memory, beside which a trim costs little time."""
 
 
 class Launcher:
@@ -96,10 +100,11 @@ class Launcher:
             gives = self._donates and not any(key.handed_out for key in written)
             COUNTS.stamp = object()
             parts = before, constant, arguments
-            if gives and not self._num_looks and not compat.is_transforming():
-                self._lowered = self._variants[True].lower(*parts)  # which `jit` then finds
             outputs: list[Any] = []
             try:
+                if gives and not self._num_looks and not compat.is_transforming():
+                    self._lowered = self._variants[True].lower(*parts)
+                    compile_lowered(self._lowered)  # `jit` finds what it has made
                 (outputs,) = starmap(self._variants[gives], (parts,))  # see `shortcut`
                 if not self._donates:  # the old values stay until the new ones are certain
                     _await_or_drop(outputs, self._token_at)
@@ -108,22 +113,27 @@ class Launcher:
             except BaseException as error:
                 keep_what_is_left(written, outputs, error)
                 raise
-            RUN_AHEAD.tokens.append(outputs[self._token_at])
+            RUN_AHEAD.add(outputs[self._token_at])
             if not gives or self._strays:
                 self._tidy_up()
-            else:
-                self._look_for_shortcut(before, arguments)
+            if gives:
+                self._look_for_shortcut(before, outputs, arguments)
             if EPOCH.is_watched and written:
                 advance()
         RUN_AHEAD.settle()
         return outputs
 
-    def _look_for_shortcut(self, before: list[Any], arguments: list[Any]) -> None:
-        """Looks after a launch through `jit` for the direct way to launch again."""
+    def _look_for_shortcut(
+        self, before: list[Any], outputs: list[Any], arguments: list[Any]
+    ) -> None:
+        """Looks after a launch through `jit` for the direct way to launch again.
+
+        There is none for a program that leaves variables where they do not live.
+        """
         self._num_looks += 1
         if self._lowered is None or self._num_looks == 1:  # what is launched once is not worth it
             return
-        state = [key.array for key in (*self._written, *self._read)]
+        state = [*outputs[: len(before)], *(key.array for key in self._read)]
         shortcut = find_shortcut(self._lowered, before, state, arguments)
         if shortcut is not None:
             self.direct = direct_launcher(
@@ -138,6 +148,14 @@ class Launcher:
             key.handed_out = False
         for key in self._strays:
             key.bring_home()
+
+
+def compile_lowered(lowered: Any) -> None:
+    """Compiles a program, and leaves no more memory in use than the program itself has."""
+    start = time.monotonic()
+    lowered.compile()
+    if time.monotonic() - start > LONG_SECONDS:
+        host_memory.give_back_free()
 
 
 def _refuse_deleted(inputs: list[Any]) -> None:

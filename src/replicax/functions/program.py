@@ -28,7 +28,7 @@ from replicax.execution.host_loop import HostLoopRequired
 from replicax.execution.spmd import without_devices
 from replicax.execution.varying import refuse_repeated_writes
 from replicax.functions.arguments import PassedThrough
-from replicax.functions.launching import Launcher
+from replicax.functions.launching import Launcher, compile_lowered
 from replicax.values.distributed import Mirrored, PerReplica
 from replicax.variables.consistency import digest
 from replicax.variables.storage import COUNTS, Storage
@@ -368,7 +368,7 @@ class Program:
         Compiles first, so that no worker waits in a collective for the compiler of another.
         """
         lowered = self.lowered(arrays)
-        lowered.compile()
+        compile_lowered(lowered)
         program = hashlib.blake2b(lowered.as_text().encode(), digest_size=16).hexdigest()
         names = [key.name for key in (*self._written, *self._read)]
         group = workers.require()
