@@ -59,6 +59,9 @@ class Case:
         peers: Who does it.
         processes: Over how many processes the replicas are spread.
         seconds: How long one measurement should take.
+        laps: How often each round is repeated, by all peers. The speed of a shared machine
+            changes within a second, so that many short measurements compare better.
+        turns: How many measurements of the close peers there are for each of these.
         starts: How often the processes of the close peers are started. The same program takes some
             percent more in one process than in the next, depending on where its memory is.
         close: Peers with a bound that is no larger than that.
@@ -70,21 +73,25 @@ class Case:
     peers: tuple[str, ...]
     processes: int = 1
     seconds: float = 0.25
+    laps: int = 1
+    turns: int = 1
     starts: int = 1
     close: tuple[str, ...] = CLOSE
 
 
 _JAX = (LIMIT, OURS, "pmap", "auto-sharded")
-_SIZES = ("1", "16", "64")
-_REDUCTIONS = tuple(f"{kind} {size} MB" for kind in ("reduce", "all_reduce") for size in _SIZES)
+_IN_TWO = (LIMIT, OURS, "tensorflow", "ddp")
+_REDUCING = (LIMIT, OURS, "tensorflow")
+_SMALL_REDUCTIONS = ("reduce 1 MB", "all_reduce 1 MB")
+_REDUCTIONS = tuple(f"{kind} {size} MB" for kind in ("reduce", "all_reduce") for size in (16, 64))
 
 CASES = (
     *(
-        Case("W1", n, ("dispatch", "64 steps"), (*_JAX, "tensorflow"), starts=2)
+        Case("W1", n, ("dispatch", "64 steps"), (*_JAX, "tensorflow"), 1, 0.1, turns=4, starts=2)
         for n in (1, 2, 4, 8)
     ),
     *(
-        Case("W2", n, ("momentum", "adam"), (*_JAX, *_others), seconds=0.4, starts=3)
+        Case("W2", n, ("momentum", "adam"), (*_JAX, *_others), seconds=0.15, laps=3, starts=3)
         for _others in [("nnx", "keras", "tensorflow", "tensorflow keras", "ddp")]
         for n in (1, 2, 4)
     ),
@@ -93,22 +100,28 @@ CASES = (
         2,
         ("adam",),
         (LIMIT, OURS, "auto-sharded", "nnx", "tensorflow", "ddp"),
-        seconds=1.5,
+        seconds=0.8,
+        turns=2,
         starts=3,
         close=(*CLOSE, "auto-sharded"),
     ),
     *(
-        Case("W4", n, ("500 variables",), (*_JAX, "one psum each", "tensorflow", "ddp"), starts=2)
+        Case("W4", n, ("500 variables",), _of_many, seconds=0.15, laps=3, starts=2)
+        for _of_many in [(*_JAX, "one psum each", "tensorflow", "ddp")]
         for n in (2, 4)
     ),
     *(
         Case("W6", n, ("batches", "step", "waiting", "decompressing"), (LIMIT, OURS, "tensorflow"))
         for n in (2, 4)
     ),
-    Case("W7", 2, ("momentum", "adam"), (LIMIT, OURS, "tensorflow", "ddp"), 2, 0.4, starts=3),
+    Case("W7", 2, ("momentum", "adam"), _IN_TWO, 2, seconds=0.2, turns=4, starts=3),
     *(
-        Case("W8", n, _REDUCTIONS, (LIMIT, OURS, "tensorflow"), seconds=0.3, starts=3)
+        case
         for n in (2, 4)
+        for case in (
+            Case("W8", n, _SMALL_REDUCTIONS, _REDUCING, seconds=0.4, turns=2, starts=5),
+            Case("W8", n, _REDUCTIONS, _REDUCING, turns=2, starts=4),
+        )
     ),
     Case("W9", 2, ("step",), (LIMIT, OURS)),
     *(Case("W10", n, ("replicas",), (LIMIT, OURS)) for n in (1, 2, 4, 8, 16)),

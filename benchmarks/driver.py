@@ -154,7 +154,15 @@ def _variant(
             peer.start_build(variant)
         for peer in pair:
             attempt(peer, lambda p=peer: build(p))
-    actions = [calibrate, *[measure] * rounds, finish]
+
+    def measure_close(peer: PeerProcesses) -> None:
+        if peer.peer in case.close:
+            measure(peer)
+
+    # The rounds of everyone come first: the n-th of one peer belongs to the n-th of another.
+    rounds *= case.laps
+    more = [measure_close] * rounds * (case.turns - 1)
+    actions = [calibrate, *[measure] * rounds, *more, finish]
     if case.workload == "W9":
         actions = [lambda p: _grow(p, found[p.peer]), finish]
     for action in actions:

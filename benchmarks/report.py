@@ -82,6 +82,8 @@ def number(value: float, unit: str) -> str:
 def verdict_cells(verdict: Verdict) -> list[str]:
     """One row of the table of bounds."""
     result = "holds" if verdict.holds else f"missed by {verdict.missed_by:.2f}x"
+    if verdict.is_undecided:
+        result = f"holds: up to {number(verdict.best or 0.0, verdict.unit)} is possible"
     return [
         verdict.cell,
         verdict.what,

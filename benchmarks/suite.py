@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import platform
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from benchmarks.targets import Verdict
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 MEASUREMENTS, MACHINE = "measurements.jsonl", "machine.json"
-STARTS = 9
+STARTS = 12
 """How often each program is started for W5."""
 
 GROSS_LOSS = 2.0
@@ -45,7 +46,7 @@ class Choice:
 
     only: tuple[str, ...] = tuple(WORKLOADS)
     peers: tuple[str, ...] = tuple(PEERS)
-    rounds: int = 5
+    rounds: int = 4
     minutes: float = 45.0
     smoke: bool = False
 
@@ -91,7 +92,7 @@ def machine() -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "load_before": round(os.getloadavg()[0], 1),
-        "python": platform.python_version(),
+        "python": sys.version,
         **{name: version for name in _VERSIONS if (version := _version(name))},
     }
 

@@ -8,6 +8,7 @@ Usage: python -m benchmarks.worker '{"peer": ..., "workload": ..., "replicas": .
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import gc
 import importlib
@@ -60,6 +61,16 @@ def memory_mb(key: str) -> float:
     return 0.0
 
 
+def give_back_free_memory() -> None:
+    """Lets the C library return what is free to the system, so that the rest is in use.
+
+    Not by `replicax.backend.host_memory`: most peers must not import Replicax.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
+
+
 def _value_after_checked_steps(step: Step) -> float:
     """One step at a time, so that every peer has made the same number of them."""
     if step.steps_per_run > 1:
@@ -88,6 +99,7 @@ class Worker:
     def memory(self, _: Any) -> dict[str, Any]:
         """Answers how much memory the process has, and has had."""
         gc.collect()
+        give_back_free_memory()
         return {"peak_mb": memory_mb("VmHWM"), "now_mb": memory_mb("VmRSS")}
 
     def drop(self, _: Any) -> dict[str, Any]:

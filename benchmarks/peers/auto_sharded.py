@@ -21,7 +21,7 @@ from benchmarks.peers.hand_written import (
     repeated,
     start_of,
 )
-from benchmarks.timing import Step
+from benchmarks.timing import Step, wait_for
 from benchmarks.worker import Assignment
 
 
@@ -57,7 +57,7 @@ def train(assignment: Assignment, variant: str) -> Step:
         *state[:], loss = step(*state, *batch)
         return loss
 
-    return Step(run, read_first, jax.block_until_ready)
+    return Step(run, read_first, wait_for)
 
 
 STEPS = {"W1": empty_step, "W2": train, "W3": train, "W4": train}

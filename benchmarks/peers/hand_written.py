@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from benchmarks import models, problems
 from benchmarks.peers import sources
 from benchmarks.problems import Problem
-from benchmarks.timing import Step
+from benchmarks.timing import Step, wait_for
 from benchmarks.worker import Assignment
 
 AXIS = "replica"
@@ -89,7 +89,7 @@ def carrying(step: Callable[..., Any], w: jax.Array, x: jax.Array, variant: str)
         return total
 
     count = LOOP if variant == "64 steps" else 1
-    return Step(run, read_first, jax.block_until_ready, count)
+    return Step(run, read_first, wait_for, count)
 
 
 def start_of(problem: Problem, mesh: Mesh) -> tuple[list[Any], Any, list[Any]]:
@@ -144,7 +144,7 @@ def train(
         state[0], state[1], loss = step(*state, *batch)
         return loss
 
-    return Step(run, read, jax.block_until_ready)
+    return Step(run, read, wait_for)
 
 
 def batches(assignment: Assignment, variant: str) -> Step:
@@ -161,7 +161,7 @@ def batches(assignment: Assignment, variant: str) -> Step:
         return jax.make_array_from_callback(host.shape, divided, lambda index: host[index])
 
     if variant == "batches":
-        return Step(placed, sources.read_corner, jax.block_until_ready)
+        return Step(placed, sources.read_corner, wait_for)
 
     def replica(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         loss, gradient = jax.value_and_grad(sources.loss)(w, x)
@@ -186,8 +186,8 @@ def reduce(assignment: Assignment, variant: str) -> Step:
     x = place(ones, mesh, DIVIDED)
     if variant.startswith("all_reduce"):
         step = spmd(lambda part: jax.lax.psum(part, AXIS), mesh, (DIVIDED,), WHOLE)
-        return Step(lambda: step(x), read_first, jax.block_until_ready)
-    return Step(to_one_device(x), read_first, jax.block_until_ready)
+        return Step(lambda: step(x), read_first, wait_for)
+    return Step(to_one_device(x), read_first, wait_for)
 
 
 def to_one_device(x: jax.Array) -> Callable[[], jax.Array]:
@@ -235,7 +235,7 @@ def dispatch(assignment: Assignment, variant: str) -> Step:
         state[0], out = step(state[0], arguments)
         return out
 
-    return Step(run, lambda out: read_first(state[0][0]), jax.block_until_ready)
+    return Step(run, lambda out: read_first(state[0][0]), wait_for)
 
 
 STEPS = {

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from benchmarks import models, problems
 from benchmarks.peers.hand_written import DIVIDED, WHOLE, mesh_of, place, read_first
-from benchmarks.timing import Step
+from benchmarks.timing import Step, wait_for
 from benchmarks.worker import Assignment
 
 
@@ -120,7 +120,7 @@ def train(assignment: Assignment, variant: str) -> Step:
         optimizer.update(model, gradients)
         return loss
 
-    return Step(lambda: step(model, optimizer, *batch), read_first, jax.block_until_ready)
+    return Step(lambda: step(model, optimizer, *batch), read_first, wait_for)
 
 
 STEPS = {"W2": train, "W3": train}

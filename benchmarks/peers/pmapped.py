@@ -12,7 +12,7 @@ import optax
 
 from benchmarks import models, problems
 from benchmarks.peers.hand_written import AXIS, carrying, packed_sum, repeated
-from benchmarks.timing import Step
+from benchmarks.timing import Step, wait_for
 from benchmarks.worker import Assignment
 
 
@@ -67,7 +67,7 @@ def train(assignment: Assignment, variant: str) -> Step:
         state[0], state[1], loss = step(*state, *batch)
         return loss
 
-    return Step(run, lambda loss: float(np.asarray(loss).sum()), jax.block_until_ready)
+    return Step(run, lambda loss: float(np.asarray(loss).sum()), wait_for)
 
 
 STEPS = {"W1": empty_step, "W2": train, "W4": train}

@@ -75,7 +75,7 @@ def empty_step(assignment: Assignment, variant: str) -> Step:
 
     is_loop = variant == "64 steps"
     step = rx.function(many_steps if is_loop else one_step)
-    return Step(lambda: step(x), read_first, wait, LOOP if is_loop else 1)
+    return Step(lambda: step(x), read_first, wait, LOOP if is_loop else 1, is_bounded=True)
 
 
 def train(assignment: Assignment, variant: str) -> Step:
@@ -94,7 +94,7 @@ def train(assignment: Assignment, variant: str) -> Step:
         optimizer.apply_gradients([(gradients, params)])
         return loss
 
-    return Step(lambda: strategy.run(step, args=batch), read, wait)
+    return Step(lambda: strategy.run(step, args=batch), read, wait, is_bounded=True)
 
 
 class Made:
@@ -155,6 +155,7 @@ def reduce(assignment: Assignment, variant: str) -> Step:
     def first(value: Any) -> float:
         return read_first(strategy.experimental_local_results(value)[0])
 
+    # Its results are as large as what is measured: the loops of both peers keep as many of them.
     return Step(lambda: strategy.run(total, args=(x,)), first, wait)
 
 
@@ -178,7 +179,10 @@ def dispatch(assignment: Assignment, variant: str) -> Step:
             variable.assign(variable + 1.0)
         return strategy.run(first, args=(arguments,))
 
-    return Step(lambda: step(arguments), lambda out: float(variables[0].numpy()[0]), wait)
+    def read_variable(out: Any) -> float:
+        return float(variables[0].numpy()[0])
+
+    return Step(lambda: step(arguments), read_variable, wait, is_bounded=True)
 
 
 STEPS = {

@@ -131,6 +131,20 @@ def test_a_bound_that_was_not_measured_is_no_verdict_and_one_without_a_number_is
     assert not targets.Verdict("W2 limit", "x", float("nan"), targets.AT_MOST, 1.0).holds
 
 
+def test_not_slower_is_missed_only_where_the_rounds_say_so():
+    ours, peer = row("W3", "adam", 2, OURS, 10.0), row("W3", "adam", 2, "auto-sharded", 10.0)
+    ours.rounds = dict.fromkeys(ours.rounds, [10.0] * 24)
+    peer.rounds = dict.fromkeys(peer.rounds, [9.9] * 16 + [10.1] * 8)
+    (verdict,) = targets.verdicts([ours, peer])
+    assert verdict.value == 0.99
+    assert verdict.is_undecided
+    assert verdict.holds
+    peer.rounds = dict.fromkeys(peer.rounds, [9.9] * 19 + [10.1] * 5)  # too often to be chance
+    (verdict,) = targets.verdicts([ours, peer])
+    assert not verdict.holds
+    assert not verdict.is_undecided
+
+
 def test_gross_loss_is_twice_the_limit_by_the_clock_and_by_cpu_time():
     ours, limit = row("W1", "dispatch", 2, OURS, 25.0), row("W1", "dispatch", 2, LIMIT, 10.0)
     assert suite.Results([ours, limit], {}).gross_losses() == ["W1 dispatch: 2.50 times the limit"]

@@ -24,7 +24,7 @@ KINDS = ("CPU", "GPU", "TPU")
 
 # Threads of the CPU client for each virtual device. Two are needed as soon as programs are in
 # flight (see runahead), two more leave room for launches of the user's own threads. More threads
-# than cores cost nothing measurable: they sleep.
+# than cores look for work and are woken in vain: docs/performance.md has what that costs (W2).
 THREADS_PER_CPU_DEVICE = 4
 
 _SPEC = re.compile(

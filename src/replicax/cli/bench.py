@@ -25,7 +25,7 @@ _MARK = pathlib.PurePath("benchmarks", "suite.py")
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),
-    default=5,
+    default=4,
     show_default=True,
     help="How often each measurement is repeated.",
 )
