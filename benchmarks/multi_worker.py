@@ -182,7 +182,7 @@ def main() -> None:
             "TF_CONFIG": json.dumps(config),
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(options.devices),
-            "NPROC": str(4 * options.devices),
+            "NPROC": str(3 * options.devices),
         }
         command = [sys.executable, *sys.argv]
         processes.append(subprocess.Popen(command, env=os.environ | variables))

@@ -20,7 +20,7 @@ from benchmarks.cases import PEERS, Case
 from benchmarks.timing import KINDS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-THREADS_PER_DEVICE = 4
+THREADS_PER_DEVICE = 3
 NOT_INHERITED = ("TF_CONFIG", "XLA_FLAGS", "PYTHONDONTWRITEBYTECODE")
 """The last one, because a program that is installed has its bytecode."""
 

@@ -22,10 +22,11 @@ from replicax.core.typing import Device
 
 KINDS = ("CPU", "GPU", "TPU")
 
-# Threads of the CPU client for each virtual device. Two are needed as soon as programs are in
-# flight (see runahead), two more leave room for launches of the user's own threads. More threads
-# than cores look for work and are woken in vain: docs/performance.md has what that costs (W2).
-THREADS_PER_CPU_DEVICE = 4
+# Threads of the CPU client for each virtual device. A program that runs may need one for each
+# device at once, and so may every thread that launches programs without waiting for them (see
+# runahead): those of Replicax count as one such thread, the other is the user's own. Who has more
+# sets NPROC. More threads than cores are not free, docs/performance.md has what they cost.
+THREADS_PER_CPU_DEVICE = 3
 
 _SPEC = re.compile(
     r"(?:/job:(?P<job>\w+))?(?:/replica:(?P<replica>\d+))?(?:/task:(?P<task>\d+))?"

@@ -158,7 +158,7 @@ def device_environment(num_devices: int | None, environment: Mapping[str, Any]) 
 
     Example:
         >>> device_environment(2, {})
-        {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '2', 'NPROC': '8'}
+        {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '2', 'NPROC': '6'}
         >>> device_environment(None, {})
         {}
     """
