@@ -132,7 +132,8 @@ class PeerProcesses:
                 **{"peer": peer, "workload": case.workload, "replicas": case.replicas},
                 **{"rank": rank, "processes": count, "address": addresses[-1]},
             }
-            variables = environment(case.replicas // count) | dict(PEERS[peer].variables)
+            more = (*PEERS[peer].variables, *case.variables)
+            variables = environment(case.replicas // count) | dict(more)
             if count > 1:
                 task = {"type": "worker", "index": rank}
                 cluster = {"cluster": {"worker": addresses[:-1]}, "task": task}
