@@ -180,7 +180,7 @@ def _grow(peer: PeerProcesses, row: Measurement) -> None:
     """Takes 10,000 steps; the memory is noted after each thousand."""
     sizes = []
     for _ in range(GROWTH_STEPS // GROWTH_CHUNK):
-        for kind, value in peer.measure(GROWTH_CHUNK).items():
+        for kind, value in peer.measure(GROWTH_CHUNK, "go_on").items():
             row.rounds[kind].append(value)
         sizes.append(peer.memory()["now_mb"])
     row.rounds["now_mb"] = sizes

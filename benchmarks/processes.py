@@ -155,9 +155,9 @@ class PeerProcesses:
         answers = [member.answer(self._deadline) for member in self._members]
         return sum(answer["value"] for answer in answers)
 
-    def measure(self, runs: int) -> dict[str, float]:
+    def measure(self, runs: int, command: str = "measure") -> dict[str, float]:
         """The time of a step: on the clock that of the first process, CPU of all together."""
-        answers = self._all("measure", runs)
+        answers = self._all(command, runs)
         together = {"cpu_us": sum(answer["cpu_us"] for answer in answers)}
         return {kind: answers[0][kind] for kind in KINDS} | together
 
