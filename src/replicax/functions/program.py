@@ -33,7 +33,7 @@ from replicax.values.distributed import Mirrored, PerReplica
 from replicax.variables.consistency import digest
 from replicax.variables.storage import COUNTS, Storage
 
-_LARGEST_TOKEN = 4 * 2**20  # bytes; as many as there are programs in flight are kept
+LARGEST_TOKEN = 4 * 2**20  # bytes; as many as there are programs in flight are kept
 _ONE_LEAF = nest.flatten(0)[1]
 
 
@@ -89,7 +89,7 @@ class _Output:
         mesh = self.mesh
         assert mesh is not None
         if self.mirrored:
-            return lambda array: Mirrored(mesh, array=array)
+            return Mirrored.maker(mesh)
         return PerReplica.maker(mesh, self.shapes)
 
 
@@ -207,7 +207,7 @@ def _token_among(outputs: Sequence[Any], jaxpr: Any) -> int:
         if not isinstance(variable, compat.Literal) and variable in computed
     }
     index = min(sizes, key=sizes.__getitem__, default=len(outputs))
-    return index if sizes.get(index, 0) <= _LARGEST_TOKEN else len(outputs)
+    return index if sizes.get(index, 0) <= LARGEST_TOKEN else len(outputs)
 
 
 def _captured(array: jax.Array) -> Storage:

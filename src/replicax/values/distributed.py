@@ -344,6 +344,19 @@ class Mirrored(ArrayOperators, DistributedValues):
         self._array = array
         self._components = None if components is None else tuple(components)
 
+    @classmethod
+    def maker(cls, mesh: ReplicaMesh) -> Callable[[jax.Array], Mirrored]:
+        """A quick way to make many values: gives a function of the replicated array."""
+
+        def make(array: jax.Array) -> Mirrored:
+            value = object.__new__(cls)
+            value.mesh = mesh
+            value._array = array
+            value._components = None
+            return value
+
+        return make
+
     def __repr__(self) -> str:
         return f"Mirrored:{_shown(self.mesh, self.values)}"
 
