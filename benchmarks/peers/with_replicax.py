@@ -16,6 +16,7 @@ from benchmarks.peers import sources
 from benchmarks.peers.hand_written import LOOP
 from benchmarks.timing import Step
 from benchmarks.worker import Assignment
+from replicax.functions.program import LARGEST_TOKEN
 
 
 def strategy_of(assignment: Assignment) -> rx.Strategy:
@@ -155,8 +156,10 @@ def reduce(assignment: Assignment, variant: str) -> Step:
     def first(value: Any) -> float:
         return read_first(strategy.experimental_local_results(value)[0])
 
-    # Its results are as large as what is measured: the loops of both peers keep as many of them.
-    return Step(lambda: strategy.run(total, args=(x,)), first, wait)
+    # The results are as large as what is measured, and both peers keep eight of them. Small ones
+    # Replicax keeps itself, to know when a step is done; of larger ones the loop has to.
+    is_small = 4 * size <= LARGEST_TOKEN
+    return Step(lambda: strategy.run(total, args=(x,)), first, wait, is_bounded=is_small)
 
 
 def dispatch(assignment: Assignment, variant: str) -> Step:
