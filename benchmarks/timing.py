@@ -16,7 +16,7 @@ IN_FLIGHT = 8
 
 WARM_UP = 0.2
 """How many runs precede each that counts: other processes have had the caches meanwhile. Without
-them the MLP (W2) took 5 to 10% more, of all peers."""
+them the MLP (W2) took 3 to 10% more, depending on the peer."""
 
 KINDS = ("wall_us", "cpu_us", "host_us")
 """Time on the clock, of all cores and of the thread that calls; microseconds a step."""
