@@ -210,9 +210,10 @@ def variables_in(strategy, count, **options):
 
 def jaxpr_of(step, strategy, *args):
     program, arrays = step._site.program_for(step.python_function, args, {}, strategy=strategy)
-    written = [key.live_array() for key in program._written]
-    read = [key.live_array() for key in program._read]
-    return jax.make_jaxpr(program._variants[True])(written, read, arrays).jaxpr
+    launcher = program.launcher
+    written = [key.live_array() for key in launcher._written]
+    read = [key.live_array() for key in launcher._read]
+    return jax.make_jaxpr(launcher._variants[True])(written, read, arrays).jaxpr
 
 
 def train_step(variables):

@@ -8,6 +8,7 @@ import pytest
 
 import replicax as rx
 from replicax.backend import runahead
+from replicax.variables import pool
 
 NUM_VARIABLES = 50
 SHOTS_PER_CASE = 100
@@ -15,10 +16,21 @@ SHOTS_PER_CASE = 100
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
+def arrays_of(variables):
+    """Not with numpy(): a value that was handed out is not donated in the next step."""
+    return [v._storage.live_array() for v in variables]
+
+
+def some_of(variables):
+    """So few that all of them stay in their pools."""
+    return [v.numpy() for v in variables[:: -(NUM_VARIABLES // pool.MAX_READS + 1)]]
+
+
+@pytest.mark.parametrize("read", [arrays_of, some_of])
 @pytest.mark.parametrize("donate", [True, False])
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_an_interrupted_step_happened_for_all_variables_or_for_none(
-    interrupted, num_replicas, donate
+    interrupted, num_replicas, donate, read
 ):
     strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
     with strategy.scope():
@@ -34,8 +46,7 @@ def test_an_interrupted_step_happened_for_all_variables_or_for_none(
             step(1.0)
 
     def values():
-        # Not with numpy(): a value that was handed out is not donated in the next step.
-        return {float(np.asarray(v._storage.live_array())[0]) for v in variables}
+        return {float(np.asarray(array)[0]) for array in read(variables)}
 
     step(1.0)
     last = 1.0
@@ -50,6 +61,7 @@ def test_an_interrupted_step_happened_for_all_variables_or_for_none(
         assert values() == {now + 1}
         last = now + 1
     runahead.wait()
+    assert values() == {float(v.numpy()[0]) for v in variables}
 
 
 def test_an_interrupted_eager_run_leaves_a_strategy_that_works(interrupted):

@@ -6,7 +6,7 @@ out is an uncommitted one-device array that mixes with any other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -94,6 +94,26 @@ def replicate(value: Any, mesh: ReplicaMesh) -> jax.Array:
     """
     copies = [own_copy(value, device) for device in mesh.local_devices]
     return joined(copies, copies[0].shape, mesh, mesh.replicated)
+
+
+def replicate_all(values: Sequence[np.ndarray], mesh: ReplicaMesh) -> list[jax.Array]:
+    """`replicate` of many host arrays; those of a kind go the way of the first of them."""
+    arrays: list[jax.Array] = []
+    placers: dict[Any, Callable[[np.ndarray], jax.Array]] = {}
+    for value in values:
+        kind = value.shape, value.dtype
+        if kind in placers:
+            arrays.append(placers[kind](value))
+        else:
+            arrays.append(replicate(value, mesh))
+            placers[kind] = _placer_like(arrays[-1])
+    return arrays
+
+
+def _placer_like(example: jax.Array) -> Callable[[np.ndarray], jax.Array]:
+    """How to put a copy of a host array on each device of `example`."""
+    count, place = len(example.sharding.addressable_devices), compat.parts_placer(example)
+    return lambda value: place([value.copy() for _ in range(count)])
 
 
 def joined(

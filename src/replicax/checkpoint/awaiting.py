@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from replicax.backend.runahead import RUN_AHEAD
 from replicax.variables import registry
-from replicax.variables.storage import Storage
+from replicax.variables.storage import Storage, array_slot
 from replicax.variables.variable import Variable
 
 
@@ -25,7 +25,6 @@ class Waiting(Protocol):
         ...
 
 
-_array: Any = Storage.array  # the slot, which `WatchedStorage` has something in front of
 _lock = RUN_AHEAD.lock  # the one that a launch holds when it looks at the arrays
 _waiting: dict[int, Callable[[], Waiting | None]] = {}
 _initial: weakref.WeakKeyDictionary[Storage, Any] = weakref.WeakKeyDictionary()
@@ -39,7 +38,7 @@ class WatchedStorage(Storage):
     @property
     def array(self) -> Any:
         """The buffers, after saved values have been given out."""
-        if _array.__get__(self) is None:
+        if array_slot.__get__(self) is None:
             return None  # a trace computes the initial value, and nobody can have used it
         with _lock:
             _stop_watching(self)
@@ -50,11 +49,11 @@ class WatchedStorage(Storage):
 
     @array.setter
     def array(self, array: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        if _array.__get__(self) is None:
+        if array_slot.__get__(self) is None:
             _initial[self] = weakref.ref(array)
         else:
             _stop_watching(self)
-        _array.__set__(self, array)
+        array_slot.__set__(self, array)
 
 
 def _stop_watching(storage: Storage) -> None:
@@ -93,7 +92,7 @@ def _watch(variable: Variable) -> None:
     # whether it has a value already, which is no use of it.
     if type(storage) is not Storage or (storage in _initial and not is_unassigned(storage)):
         return
-    array = _array.__get__(storage)
+    array = array_slot.__get__(storage)
     if array is not None:
         _initial[storage] = weakref.ref(array)
     storage.__class__ = WatchedStorage
@@ -101,10 +100,10 @@ def _watch(variable: Variable) -> None:
 
 def is_unused(storage: Storage) -> bool:
     """Whether a variable has its initial value, which nobody has looked at."""
-    return type(storage) is WatchedStorage and _array.__get__(storage) is not None
+    return type(storage) is WatchedStorage and array_slot.__get__(storage) is not None
 
 
 def is_unassigned(storage: Storage) -> bool:
     """Whether a variable that was watched from its creation still has its initial value."""
     initial = _initial.get(storage)
-    return initial is not None and initial() is _array.__get__(storage)
+    return initial is not None and initial() is array_slot.__get__(storage)

@@ -139,14 +139,14 @@ class Function(CompiledCallable):
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The program for these arguments, lowered by JAX: ``.as_text()``, ``.compile()``."""
         program, arrays = self._site.program_for(self.python_function, args, kwargs)
-        return program.lowered(arrays)
+        return program.launcher.lowered(arrays)
 
     def lower_run(self, strategy: Any, *args: Any, **kwargs: Any) -> Any:
         """The program that ``strategy.run(self, args, kwargs)`` would launch, lowered by JAX."""
         program, arrays = self._site.program_for(
             self.python_function, args, kwargs, strategy=strategy
         )
-        return program.lowered(arrays)
+        return program.launcher.lowered(arrays)
 
     def _checked(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
 from typing import Any
 
@@ -19,7 +19,10 @@ from replicax.functions.shortcut import (
     keep_what_is_left,
     no_shortcut,
 )
+from replicax.variables.pool import Pool
 from replicax.variables.storage import COUNTS, Storage
+
+Unpooled = Callable[[], tuple[Mapping[bool, Any], list[Storage]]]
 
 _MAX_LOOKS = 4  # for a shortcut; where the inputs keep changing their places, `jit` is as good
 
@@ -38,9 +41,11 @@ class Launcher:
         "_donates",
         "_lowered",
         "_num_looks",
+        "_pools",
         "_read",
         "_strays",
         "_token_at",
+        "_unpooled",
         "_variants",
         "_written",
         "direct",
@@ -55,6 +60,8 @@ class Launcher:
         token_at: int,
         donates: bool,
         strays: list[Storage],
+        pools: Sequence[Pool] = (),
+        unpooled: Unpooled | None = None,
     ) -> None:
         """A launcher.
 
@@ -62,9 +69,11 @@ class Launcher:
             variants: The program, compiled with and without donation of what it writes.
             written: The variables that it replaces.
             read: The variables that it only reads.
-            token_at: Which of all that it gives tells that it is done.
+            token_at: Which of all that it gives tells that it is done, counted from the end.
             donates: Whether written variables give their buffers away.
             strays: Those of `written` that it leaves on other devices than they live on.
+            pools: Those of `written` that are pools.
+            unpooled: Gives `variants` and `written` of the same program without pools.
         """
         self._variants = variants
         self._written = written
@@ -72,6 +81,8 @@ class Launcher:
         self._token_at = token_at
         self._donates = donates
         self._strays = strays
+        self._pools = pools
+        self._unpooled = unpooled
         self._lowered: Any = None  # kept from the first launch to the second
         self._num_looks = 0
         self.direct: Direct = no_shortcut
@@ -91,8 +102,9 @@ class Launcher:
 
     def launch_jitted(self, arguments: list[Any]) -> list[jax.Array]:
         """Runs the program as `launch` does, the long way."""
-        written = self._written
         with RUN_AHEAD.lock:
+            self._fill_pools()
+            written = self._written
             RUN_AHEAD.make_room(follows=bool(written))
             before = [key.array for key in written]
             constant = [key.array for key in self._read]
@@ -114,6 +126,8 @@ class Launcher:
                 keep_what_is_left(written, outputs, error)
                 raise
             RUN_AHEAD.add(outputs[self._token_at])
+            for pool in self._pools:
+                pool.num_launches += 1
             if not gives or self._strays:
                 self._tidy_up()
             if gives:
@@ -122,6 +136,14 @@ class Launcher:
                 advance()
         RUN_AHEAD.settle()
         return outputs
+
+    def lowered(self, arguments: list[Any]) -> Any:
+        """The lowered program, to be looked at."""
+        with RUN_AHEAD.lock:
+            self._fill_pools()
+            written = [key.live_array() for key in self._written]
+            read = [key.live_array() for key in self._read]
+        return self._variants[self._donates].lower(written, read, arguments)
 
     def _look_for_shortcut(
         self, before: list[Any], outputs: list[Any], arguments: list[Any]
@@ -137,10 +159,19 @@ class Launcher:
         shortcut = find_shortcut(self._lowered, before, state, arguments)
         if shortcut is not None:
             self.direct = direct_launcher(
-                shortcut, self._written, self._read, token_at=self._token_at
+                shortcut, self._written, self._read, token_at=self._token_at, pools=self._pools
             )
         if shortcut is not None or self._num_looks > _MAX_LOOKS:
             self._lowered = None
+
+    def _fill_pools(self) -> None:
+        """Brings small variables together, unless others keep asking for single ones."""
+        if any(pool.is_restless for pool in self._pools) and self._unpooled is not None:
+            self._variants, self._written = self._unpooled()
+            self._pools, self._unpooled = (), None
+            self._lowered, self._num_looks, self.direct = None, 0, no_shortcut
+        for pool in self._pools:
+            pool.fill()
 
     def _tidy_up(self) -> None:
         """What only some steps need: new buffers are nobody else's, single copies go home."""

@@ -31,6 +31,7 @@ from replicax.functions.arguments import PassedThrough
 from replicax.functions.launching import Launcher, compile_lowered
 from replicax.values.distributed import Mirrored, PerReplica
 from replicax.variables.consistency import digest
+from replicax.variables.pool import Arrangement, arrange
 from replicax.variables.storage import COUNTS, Storage
 
 LARGEST_TOKEN = 4 * 2**20  # bytes; as many as there are programs in flight are kept
@@ -265,33 +266,36 @@ class Program:
             isinstance(result, _Object) and isinstance(result.value, PassedThrough)
             for result in traced.results
         )
-        self._donate = donate
         self.mesh = traced.mesh
-        replay, out_shardings, token_at = self._prepare(traced, captured)
-        self._variants = _Variants(
-            replay,
-            out_shardings=out_shardings,
-            compiler_options=dict(traced.frame.compiler_options) or None,
-        )
+        outputs = traced.jaxpr.outvars[len(self._written) :][: traced.num_outputs]
+        token = _token_among(outputs, traced.jaxpr)
+        # Results are counted from the end: variables may come in front of them one by one or not.
+        self._num_results = max(traced.num_outputs, token + 1)
+        arranged = self._preparation(traced, captured)
+        arrangement = arrange(self._written) if donate else Arrangement(self._written)
+        self._keys = [*arrangement.keys, *self._read]
         self._freed_seen = -1  # how many variables had gone when `is_alive` last looked
         self.finish: Callable[[list[jax.Array]], Any] | None = None  # known after a first launch
         self.only_result: tuple[Callable[[jax.Array], Any], int] | None = None
         self.launcher = Launcher(
-            self._variants,
-            self._written,
+            arranged(arrangement),
+            arrangement.keys,
             self._read,
-            token_at=token_at,
+            token_at=token - self._num_results,
             donates=donate,
             strays=[
                 key
                 for key in self._written
                 if key.mesh is None and (self.mesh is not None or key.home is not None)
             ],
+            pools=arrangement.pools,
+            unpooled=lambda: (arranged(Arrangement(self._written)), self._written),
         )
 
-    def _prepare(
+    def _preparation(
         self, traced: TracedFunction, captured: dict[int, Storage]
-    ) -> tuple[Callable[..., Any], Any, int]:
+    ) -> Callable[[Arrangement], _Variants]:
+        """A function that makes the program with its variables in an arrangement."""
         order = {key: index for index, key in enumerate([*self._written, *self._read])}
         positions = [order[key] for key in traced.frame.entered if isinstance(key, Storage)]
         outputs_of = {key: index for index, key in enumerate(traced.frame.written)}
@@ -300,35 +304,36 @@ class Program:
         last = num_written + traced.num_outputs
         jaxpr, consts = traced.jaxpr, list(enumerate(traced.consts))
         captured_at = {index: order[key] for index, key in captured.items()}
-        token_at = _token_among(jaxpr.outvars[num_written:last], jaxpr)
-        has_token = token_at < traced.num_outputs
-
+        has_token = self._num_results == traced.num_outputs
+        mesh = self.mesh if self.mesh is not None and not self.mesh.is_default else None
+        if mesh is None and self.mesh is not None:
+            jaxpr = without_devices(jaxpr)
+        outputs = [None if mesh is None else mesh.replicated] * self._num_results
+        for result in traced.results:
+            if mesh is not None and isinstance(result, _Output) and result.shapes is not None:
+                outputs[result.index] = mesh.per_replica
         settings: dict[str, Any] = {}
 
-        def replay(written: list[Any], read: list[Any], arrays: list[Any]) -> Any:
-            # JAX calls this again when its settings have changed; nobody looks before.
-            if settings.setdefault("first", compat.trace_settings()) != compat.trace_settings():
-                raise SettingsChanged
-            state = [*written, *read]
-            values = [state[captured_at[i]] if i in captured_at else c for i, c in consts]
-            outs = compat.eval_jaxpr(jaxpr, values, *(state[i] for i in positions), *arrays)
-            new = [outs[index] for index in written_at]
-            token = [] if has_token else [jnp.zeros((), jnp.int32)]
-            return [*new, *outs[num_written:last], *token]
+        def arranged(arrangement: Arrangement) -> _Variants:
+            def replay(written: list[Any], read: list[Any], arrays: list[Any]) -> Any:
+                # JAX calls this again when its settings have changed; nobody looks before.
+                if settings.setdefault("first", compat.trace_settings()) != compat.trace_settings():
+                    raise SettingsChanged
+                state = [*arrangement.taken_apart(written), *read]
+                values = [state[captured_at[i]] if i in captured_at else c for i, c in consts]
+                outs = compat.eval_jaxpr(jaxpr, values, *(state[i] for i in positions), *arrays)
+                new = arrangement.put_together([outs[index] for index in written_at])
+                token = [] if has_token else [jnp.zeros((), jnp.int32)]
+                return [*new, *outs[num_written:last], *token]
 
-        mesh = self.mesh
-        if mesh is None:
-            return replay, None, num_written + token_at
-        if mesh.is_default:
-            jaxpr = without_devices(jaxpr)
-            return replay, None, num_written + token_at
-        new = [mesh.replicated if key.sharding is None else key.sharding for key in self._written]
-        outputs: list[Any] = [mesh.replicated] * traced.num_outputs
-        for result in traced.results:
-            if isinstance(result, _Output) and result.shapes is not None:
-                outputs[result.index] = mesh.per_replica
-        outputs += [] if has_token else [mesh.replicated]
-        return replay, [*new, *outputs], num_written + token_at
+            layouts = None
+            if mesh is not None:
+                layouts = [key.sharding or mesh.replicated for key in arrangement.keys]
+                layouts += outputs
+            options = dict(traced.frame.compiler_options) or None
+            return _Variants(replay, out_shardings=layouts, compiler_options=options)
+
+        return arranged
 
     def is_alive(self) -> bool:
         """Whether all variables of the program still exist; looks only after one has gone.
@@ -338,20 +343,10 @@ class Program:
         """
         freed = COUNTS.freed + RUN_AHEAD.num_failures
         if freed != self._freed_seen:
-            for key in (*self._written, *self._read):
-                if key.array is None and not key.lost:
-                    return False
-                key.live_array()  # raises if it was lost, and names the variable
+            if not all(key.is_alive() for key in self._keys):
+                return False
             self._freed_seen = freed
         return True
-
-    def lowered(self, arrays: list[Any]) -> Any:
-        """The lowered program, to be looked at."""
-        return self._variants[self._donate].lower(
-            [key.live_array() for key in self._written],
-            [key.live_array() for key in self._read],
-            arrays,
-        )
 
     def run(self, arrays: list[Any]) -> Any:
         """One step: launches the program and makes the result of the function."""
@@ -367,7 +362,7 @@ class Program:
 
         Compiles first, so that no worker waits in a collective for the compiler of another.
         """
-        lowered = self.lowered(arrays)
+        lowered = self.launcher.lowered(arrays)
         compile_lowered(lowered)
         program = hashlib.blake2b(lowered.as_text().encode(), digest_size=16).hexdigest()
         names = [key.name for key in (*self._written, *self._read)]
@@ -388,7 +383,7 @@ class Program:
 
     def _finisher(self, outputs: list[jax.Array]) -> Callable[[list[jax.Array]], Any]:
         """How outputs like these become the result."""
-        first = len(self._written)
+        first = -self._num_results
         wraps = [
             (None, result.value)
             if isinstance(result, _Object)

@@ -20,6 +20,7 @@ from replicax.backend import compat
 from replicax.backend.runahead import RUN_AHEAD
 from replicax.backend.workers import lost_worker
 from replicax.execution.epoch import EPOCH, advance
+from replicax.variables.pool import Pool
 from replicax.variables.storage import COUNTS, Storage, set_array
 
 Direct = Callable[[Sequence[Any]], "list[jax.Array] | None"]
@@ -27,6 +28,7 @@ Direct = Callable[[Sequence[Any]], "list[jax.Array] | None"]
 
 _array = operator.attrgetter("array")
 _handed_out = operator.attrgetter("handed_out")
+_is_whole = operator.attrgetter("is_whole")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,7 +76,12 @@ def no_shortcut(arguments: Sequence[Any]) -> None:
 
 
 def direct_launcher(
-    shortcut: Shortcut, written: list[Storage], read: list[Storage], *, token_at: int
+    shortcut: Shortcut,
+    written: list[Storage],
+    read: list[Storage],
+    *,
+    token_at: int,
+    pools: Sequence[Pool],
 ) -> Direct:
     """How to run a program by its shortcut; for the arguments see `launching.Launcher`.
 
@@ -98,8 +105,10 @@ def direct_launcher(
 
     def is_fit(arrays: list[Any]) -> bool:
         exposed[:] = filter(_handed_out, read)
-        return not any(map(_handed_out, written)) and are_alike(
-            kinds_of(arrays), shortcut.state_kinds
+        return (
+            not any(map(_handed_out, written))
+            and are_alike(kinds_of(arrays), shortcut.state_kinds)
+            and all(map(_is_whole, pools))
         )
 
     def direct(arguments: Sequence[Any]) -> list[jax.Array] | None:
@@ -151,6 +160,9 @@ def direct_launcher(
             if run_ahead.chain is not written:
                 run_ahead.begin_chain(written)
             run_ahead.num_chained += links
+            if pools:
+                for pool in pools:
+                    pool.num_launches += 1
             tokens.append(outputs[token_at])
             if epoch.is_watched and written:
                 advance()

@@ -53,7 +53,7 @@ class _OuterState:
         return self._frame.read(key)
 
     def write(self, key: Any, value: Any) -> None:
-        if key.array is None and key not in self._frame.cells:
+        if not key.has_value and key not in self._frame.cells:
             self._frame.adopt(key, value)  # created by this very trace: there is no old value
         else:
             self._frame.write(key, value)

@@ -162,7 +162,7 @@ def _keep_last_value(view: weakref.ref[VariableCopy]) -> None:
     references if that happens while it is noting another.
     """
     copy = view()
-    if copy is not None and copy._storage.array is not None:
+    if copy is not None and copy._storage.has_value:
         copy._storage = copy._storage.snapshot()
 
 

@@ -51,6 +51,5 @@ def live_variables(strategy: Any) -> list[Variable]:
     return [
         variable
         for variable in list(_live.values())
-        if variable.strategy is strategy
-        and (variable._storage.array is not None or variable._storage.lost)
+        if variable.strategy is strategy and (variable._storage.has_value or variable._storage.lost)
     ]

@@ -91,7 +91,13 @@ class Storage:
 
     def snapshot(self) -> Storage:
         """What is stored now, for somebody who reads it after the variable is gone."""
-        kept = Storage(
+        kept = self.without_value()
+        kept.array, kept.handed_out, kept.lost = self.array, True, self.lost
+        return kept
+
+    def without_value(self) -> Storage:
+        """Storage for a variable like this one."""
+        return Storage(
             self.name,
             self.shape,
             self.dtype,
@@ -101,8 +107,22 @@ class Storage:
             spec=self.spec,
             layout=self.layout,
         )
-        kept.array, kept.handed_out, kept.lost = self.array, True, self.lost
-        return kept
+
+    @property
+    def has_value(self) -> bool:
+        """Whether something is stored, wherever it is; looking is no use of it."""
+        return array_slot.__get__(self) is not None
+
+    def is_alive(self) -> bool:
+        """Whether the variable still exists.
+
+        Raises:
+            LostVariableError: If it was lost in a failed execution.
+        """
+        if not self.has_value and not self.lost:
+            return False
+        self.live_array()  # raises if it was lost, and names the variable
+        return True
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -147,7 +167,7 @@ class Storage:
                 f"variable {self.name!r} has no value: the trace that created it failed. Create "
                 "it again."
             )
-        if array is None or array.is_deleted() or _has_failed(array):
+        if array is None or array.is_deleted() or has_failed(array):
             raise LostVariableError(
                 f"variable {self.name!r} was donated to an execution that failed on the device, "
                 "and its value is lost. Restore it with assign or from a checkpoint; "
@@ -270,7 +290,7 @@ class Storage:
         self.set(placement.joined(copies, self.global_shape, self.mesh, layout))
 
 
-def _has_failed(array: jax.Array) -> bool:
+def has_failed(array: jax.Array) -> bool:
     """Whether the program that computes `array` is known to have failed; never waits for it."""
     is_ready = getattr(array, "is_ready", None)  # random keys do not tell
     if is_ready is not None and is_ready():
@@ -307,5 +327,8 @@ def _own_undistributed(value: Any) -> jax.Array:
     return jax.numpy.asarray(np.array(value, copy=True))
 
 
-set_array = Storage.array.__set__  # pyright: ignore
+array_slot: Any = Storage.array
+"""Where `array` is, for subclasses that have something in front of it."""
+
+set_array = array_slot.__set__
 """``set_array(storage, array)``; gives None, and is no Python code that Ctrl-C could split."""
