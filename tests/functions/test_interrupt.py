@@ -8,6 +8,7 @@ import pytest
 
 import replicax as rx
 from replicax.backend import runahead
+from replicax.functions import launching
 from replicax.variables import pool
 
 NUM_VARIABLES = 50
@@ -62,6 +63,25 @@ def test_an_interrupted_step_happened_for_all_variables_or_for_none(
         last = now + 1
     runahead.wait()
     assert values() == {float(v.numpy()[0]) for v in variables}
+
+
+def test_a_step_whose_compilation_was_interrupted_is_traced_anew(monkeypatch):
+    """JAX may take the next attempt to compile the same program for a recursion."""
+    v = rx.Variable(0.0)
+    step = rx.function(lambda x: v.assign_add(x))
+
+    def interrupt(lowered):
+        raise KeyboardInterrupt("shot")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launching, "compile_lowered", interrupt)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt, match="shot"):
+                step(1.0)
+    for _ in range(4):
+        step(1.0)
+    assert step.trace_count == 3
+    assert float(v) == 4.0
 
 
 def test_an_interrupted_eager_run_leaves_a_strategy_that_works(interrupted):

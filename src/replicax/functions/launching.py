@@ -35,9 +35,12 @@ class Launcher:
 
     Attributes:
         direct: The quickest way, which may have nothing to say.
+        is_spoilt: Whether Ctrl-C came while the program was compiled. Once in some hundred times
+            JAX then takes every later use of it for a recursion, so it has to be traced anew.
     """
 
     __slots__ = (
+        "_compiled",
         "_donates",
         "_lowered",
         "_num_looks",
@@ -49,6 +52,7 @@ class Launcher:
         "_variants",
         "_written",
         "direct",
+        "is_spoilt",
     )
 
     def __init__(
@@ -86,6 +90,8 @@ class Launcher:
         self._lowered: Any = None  # kept from the first launch to the second
         self._num_looks = 0
         self.direct: Direct = no_shortcut
+        self._compiled: set[bool] = set()  # which of the variants
+        self.is_spoilt = False
 
     def launch(self, arguments: list[Any]) -> list[jax.Array]:
         """Runs the program.
@@ -123,8 +129,10 @@ class Launcher:
                 for key, array in zip(written, outputs[: len(written)], strict=True):
                     key.array = array
             except BaseException as error:
+                self.is_spoilt = not isinstance(error, Exception) and gives not in self._compiled
                 keep_what_is_left(written, outputs, error)
                 raise
+            self._compiled.add(gives)
             RUN_AHEAD.add(outputs[self._token_at])
             for pool in self._pools:
                 pool.num_launches += 1
@@ -168,7 +176,7 @@ class Launcher:
         """Brings small variables together, unless others keep asking for single ones."""
         if any(pool.is_restless for pool in self._pools) and self._unpooled is not None:
             self._variants, self._written = self._unpooled()
-            self._pools, self._unpooled = (), None
+            self._pools, self._unpooled, self._compiled = (), None, set()
             self._lowered, self._num_looks, self.direct = None, 0, no_shortcut
         for pool in self._pools:
             pool.fill()

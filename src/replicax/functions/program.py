@@ -336,11 +336,15 @@ class Program:
         return arranged
 
     def is_alive(self) -> bool:
-        """Whether all variables of the program still exist; looks only after one has gone.
+        """Whether it can be used: all its variables exist, and its compilation was not interrupted.
+
+        Looks at the variables only after one has gone.
 
         Raises:
             LostVariableError: If one was lost in a failed execution.
         """
+        if self.launcher.is_spoilt:
+            return False
         freed = COUNTS.freed + RUN_AHEAD.num_failures
         if freed != self._freed_seen:
             if not all(key.is_alive() for key in self._keys):
