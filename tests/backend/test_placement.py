@@ -178,6 +178,24 @@ def test_replicate_gives_each_device_a_buffer_of_its_own(mesh, source):
         np.testing.assert_array_equal(np.asarray(part), expected)
 
 
+def test_replicate_all_is_replicate_of_each_also_of_memory_that_a_device_could_adopt(mesh):
+    raw = np.arange(4096, dtype=np.float32)
+    start = -raw.ctypes.data % 64 // 4  # XLA adopts host arrays that begin at multiples of 64
+    aligned = raw[start : start + 2048].reshape(4, 512)
+    values = [*aligned, np.int32([1, 2]), *aligned.reshape(2, 2, 512)]
+    expected = [value.copy() for value in values]
+    arrays = placement.replicate_all(values, mesh)
+    one_by_one = [placement.replicate(value, mesh) for value in expected]
+    raw[:] = -1
+    assert len({p for array in arrays for p in pointers(array)}) == len(values) * mesh.num_replicas
+    for array, single, value in zip(arrays, one_by_one, expected, strict=True):
+        assert (array.sharding, array.committed) == (single.sharding, single.committed)
+        assert array.aval == single.aval
+        for part, device in zip(compat.shards(array), mesh.devices, strict=True):
+            assert part.devices() == {device}
+            np.testing.assert_array_equal(np.asarray(part), value)
+
+
 # -- assembling --------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.backend import runahead
+from replicax.backend import compat, runahead
 from replicax.core.errors import LostVariableError
 from replicax.variables import pool
 from replicax.variables.pool import PooledStorage
@@ -208,6 +208,23 @@ def test_who_reads_many_variables_gets_them_all_at_once(strategy):
     growing.step()
     assert growing.num_pooled == MANY
     growing.check()
+
+
+def test_copies_that_come_out_of_a_pool_share_no_memory():
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
+    with strategy.scope():  # large enough that JAX would adopt memory of the host
+        variables = [rx.Variable(np.full(512, i, np.float32)) for i in range(MANY)]
+
+    @rx.function
+    def step():
+        for variable in variables:
+            variable.assign(variable + 1.0)
+
+    for _ in range(3):
+        step()
+    assert type(variables[0]._storage) is PooledStorage
+    parts = [part for v in variables for part in compat.shards(v._storage.live_array())]
+    assert len({part.unsafe_buffer_pointer() for part in parts}) == 3 * MANY
 
 
 def test_reading_is_counted_between_two_steps(strategy):

@@ -397,7 +397,8 @@ def parts_placer(example: jax.Array) -> Callable[[Sequence[Any]], jax.Array]:
 
     The arrays must have the shape and dtype of the parts of `example`, in the order of its
     `addressable_devices_indices_map`. `make_array_from_callback` finds out the same things anew in
-    every call, which takes longer than the placement itself.
+    every call, which takes longer than the placement itself. Parts that are equal by the layout of
+    `example` may come to share the memory of one of them.
     """
     sharding, committed = example.sharding, example.committed
     devices = list(sharding.addressable_devices_indices_map(example.shape))

@@ -106,14 +106,20 @@ def replicate_all(values: Sequence[np.ndarray], mesh: ReplicaMesh) -> list[jax.A
             arrays.append(placers[kind](value))
         else:
             arrays.append(replicate(value, mesh))
-            placers[kind] = _placer_like(arrays[-1])
+            placers[kind] = _replicator_like(arrays[-1], mesh)
     return arrays
 
 
-def _placer_like(example: jax.Array) -> Callable[[np.ndarray], jax.Array]:
-    """How to put a copy of a host array on each device of `example`."""
-    count, place = len(example.sharding.addressable_devices), compat.parts_placer(example)
-    return lambda value: place([value.copy() for _ in range(count)])
+def _replicator_like(example: jax.Array, mesh: ReplicaMesh) -> Callable[[np.ndarray], jax.Array]:
+    """How to put a copy of a host array on each device of the replicated `example`."""
+    # One device at a time: of all copies at once JAX adopts the memory of one for every device.
+    placers = [compat.parts_placer(part) for part in parts_of(example, mesh)]
+
+    def place(value: np.ndarray) -> jax.Array:
+        parts = [place_part([value.copy()]) for place_part in placers]
+        return joined(parts, value.shape, mesh, mesh.replicated)
+
+    return place
 
 
 def joined(

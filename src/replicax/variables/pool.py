@@ -127,6 +127,8 @@ class Pool(Storage):
             self.array = placement.replicate(np.concatenate(values), self._mesh)
         COUNTS.stamp = object()
         for member in self.members:
+            if not member.has_value:  # the variable has gone meanwhile
+                continue
             # In this order: Ctrl-C may leave a member with the class and its old array.
             member.__class__ = PooledStorage
             array_slot.__set__(member, self)
@@ -148,17 +150,17 @@ class Pool(Storage):
                     self._lose()
                 raise
             COUNTS.stamp = object()
-            held = list(filter(self._has, self._places))
-            starts = [self._places[member] for member in held]
-            values = [
-                host[start : start + math.prod(member.shape)].reshape(member.shape)
-                for start, member in zip(starts, held, strict=True)
-            ]
-            with compat.concretely():
-                arrays = placement.replicate_all(values, self._mesh)
-            for member, array in zip(held, arrays, strict=True):
-                if self._has(member):  # still: a variable may go at any time
-                    _leave(member, array)
+            while held := self._holders():  # a variable that goes meanwhile may leave a snapshot
+                starts = [self._places[member] for member in held]
+                values = [
+                    host[start : start + math.prod(member.shape)].reshape(member.shape)
+                    for start, member in zip(starts, held, strict=True)
+                ]
+                with compat.concretely():
+                    arrays = placement.replicate_all(values, self._mesh)
+                for member, array in zip(held, arrays, strict=True):
+                    if self._has(member):
+                        _leave(member, array)
             self.array = None
             self._places = {member: self._places[member] for member in self.members}
 
@@ -173,10 +175,11 @@ class Pool(Storage):
         Raises:
             LostVariableError: If one was lost in a failed execution.
         """
-        buffer = self.array
-        if buffer is not None and (buffer.is_deleted() or has_failed(buffer)):
-            self._lose()
-        return all(self._has(member) or member.is_alive() for member in self.members)
+        with RUN_AHEAD.lock:
+            buffer = self.array
+            if buffer is not None and (buffer.is_deleted() or has_failed(buffer)):
+                self._lose()
+            return all(self._has(member) or member.is_alive() for member in self.members)
 
     def live_array(self) -> jax.Array:
         """The buffer, filled."""
@@ -186,9 +189,10 @@ class Pool(Storage):
 
     def _lose(self) -> None:
         COUNTS.stamp = object()
-        for member in filter(self._has, self._places):
-            member.lost = True
-            _leave(member, None)
+        while held := self._holders():
+            for member in held:
+                member.lost = True
+                _leave(member, None)
         self.array = None
         COUNTS.freed += 1  # makes programs look before they use them
 
@@ -222,6 +226,10 @@ class Pool(Storage):
 
     def _has(self, member: Storage) -> bool:
         return array_slot.__get__(member) is self
+
+    def _holders(self) -> list[Storage]:
+        """Those whose values are here; finalizers may add some at any time, see `keep_for`."""
+        return [member for member in list(self._places) if self._has(member)]
 
     @property
     def _mesh(self) -> ReplicaMesh:
