@@ -354,6 +354,26 @@ def test_copies_outlive_a_variable_that_was_in_a_pool(strategy):
     np.testing.assert_array_equal(growing.variables[8].numpy(), growing.expected(8))
 
 
+def test_the_buffer_goes_with_the_variables_although_their_step_stays():
+    @rx.function
+    def step(variables):
+        for variable in variables:
+            variable.assign(variable + 1.0)
+
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        variables = [rx.Variable(np.zeros(2, np.float32)) for _ in range(MANY)]
+    step(variables)
+    owner = pool_of(variables[0])
+    del variables[:-2]
+    gc.collect()
+    assert owner.array is not None
+    del variables
+    gc.collect()
+    assert owner.array is None
+    assert step.trace_count == 1
+
+
 def test_a_step_whose_variable_has_gone_is_not_run_on_what_is_left():
     strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

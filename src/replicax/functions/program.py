@@ -272,7 +272,8 @@ class Program:
         # Results are counted from the end: variables may come in front of them one by one or not.
         self._num_results = max(traced.num_outputs, token + 1)
         arranged = self._preparation(traced, captured)
-        arrangement = arrange(self._written) if donate else Arrangement(self._written)
+        separate = Arrangement(self._written)
+        arrangement = arrange(self._written) if donate else separate
         self._keys = [*arrangement.keys, *self._read]
         self._freed_seen = -1  # how many variables had gone when `is_alive` last looked
         self.finish: Callable[[list[jax.Array]], Any] | None = None  # known after a first launch
@@ -289,7 +290,7 @@ class Program:
                 if key.mesh is None and (self.mesh is not None or key.home is not None)
             ],
             pools=arrangement.pools,
-            unpooled=lambda: (arranged(Arrangement(self._written)), self._written),
+            unpooled=lambda: (arranged(separate), separate.keys),
         )
 
     def _preparation(
@@ -305,6 +306,7 @@ class Program:
         jaxpr, consts = traced.jaxpr, list(enumerate(traced.consts))
         captured_at = {index: order[key] for index, key in captured.items()}
         has_token = self._num_results == traced.num_outputs
+        options = dict(traced.frame.compiler_options) or None
         mesh = self.mesh if self.mesh is not None and not self.mesh.is_default else None
         if mesh is None and self.mesh is not None:
             jaxpr = without_devices(jaxpr)
@@ -330,7 +332,6 @@ class Program:
             if mesh is not None:
                 layouts = [key.sharding or mesh.replicated for key in arrangement.keys]
                 layouts += outputs
-            options = dict(traced.frame.compiler_options) or None
             return _Variants(replay, out_shardings=layouts, compiler_options=options)
 
         return arranged

@@ -59,10 +59,11 @@ class Pool(Storage):
 
     __slots__ = (
         "_filled_at",
+        "_formers",
         "_num_reads",
         "_num_short_lives",
-        "_places",
         "_read_at",
+        "_starts",
         "members",
         "num_launches",
     )
@@ -76,9 +77,8 @@ class Pool(Storage):
         name = f"{first.name} and {len(members) - 1} more"
         super().__init__(name, (ends[-1],), first.dtype, mesh=mesh)
         self.members = tuple(members)
-        starts = [0, *ends[:-1]]
-        # Storages of variables that have gone may have parts, too: see `PooledStorage.snapshot`.
-        self._places: dict[Storage, int] = dict(zip(members, starts, strict=True))
+        self._starts = dict(zip(members, [0, *ends[:-1]], strict=True))
+        self._formers: list[tuple[weakref.ref[Storage], int]] = []  # see `keep_for`
         self.num_launches = 0
         self._filled_at = -MIN_LAUNCHES
         self._num_short_lives = 0
@@ -150,19 +150,17 @@ class Pool(Storage):
                     self._lose()
                 raise
             COUNTS.stamp = object()
-            while held := self._holders():  # a variable that goes meanwhile may leave a snapshot
-                starts = [self._places[member] for member in held]
+            while holders := self._holders():  # a variable that goes now may leave a snapshot
                 values = [
-                    host[start : start + math.prod(member.shape)].reshape(member.shape)
-                    for start, member in zip(starts, held, strict=True)
+                    host[start : start + math.prod(holder.shape)].reshape(holder.shape)
+                    for holder, start in holders
                 ]
                 with compat.concretely():
                     arrays = placement.replicate_all(values, self._mesh)
-                for member, array in zip(held, arrays, strict=True):
-                    if self._has(member):
-                        _leave(member, array)
-            self.array = None
-            self._places = {member: self._places[member] for member in self.members}
+                for (holder, _), array in zip(holders, arrays, strict=True):
+                    if self._has(holder):
+                        _leave(holder, array)
+            self._empty()
 
     def note_loss(self) -> None:
         """Called after a failed execution: remembers if it took the buffer."""
@@ -189,12 +187,16 @@ class Pool(Storage):
 
     def _lose(self) -> None:
         COUNTS.stamp = object()
-        while held := self._holders():
-            for member in held:
-                member.lost = True
-                _leave(member, None)
-        self.array = None
+        while holders := self._holders():
+            for holder, _ in holders:
+                holder.lost = True
+                _leave(holder, None)
+        self._empty()
         COUNTS.freed += 1  # makes programs look before they use them
+
+    def _empty(self) -> None:
+        self.array = None
+        self._formers.clear()
 
     # -- single members ----------------------------------------------------------------------
 
@@ -209,27 +211,35 @@ class Pool(Storage):
             if self._read_at != self.num_launches:
                 self._read_at, self._num_reads = self.num_launches, 0
             self._num_reads += 1
-            if buffer is None or not self._has(member) or self._num_reads > MAX_READS:
+            start = self._starts.get(member)
+            if start is None or not self._has(member) or self._num_reads > MAX_READS:
                 return None
-            if buffer.is_deleted() or has_failed(buffer):
+            if buffer is None or buffer.is_deleted() or has_failed(buffer):
                 return None
             here = placement.parts_of(buffer, self.mesh)[index]
             with compat.concretely():
-                value = _copied(here, np.int32(self._places[member]), member.shape)
+                value = _copied(here, np.int32(start), member.shape)
             return compat.uncommitted(value)
 
     def keep_for(self, kept: Storage, member: Storage) -> None:
         """Lets `kept` have the part of a member that goes; computes nothing."""
-        self._places[kept] = self._places[member]
+        self._formers.append((weakref.ref(kept), self._starts[member]))
         kept.__class__ = PooledStorage
         array_slot.__set__(kept, self)
+
+    def note_leaving(self) -> None:
+        """Called when a member has left: the buffer goes with the last of them."""
+        if not self._holders():
+            self._empty()
 
     def _has(self, member: Storage) -> bool:
         return array_slot.__get__(member) is self
 
-    def _holders(self) -> list[Storage]:
-        """Those whose values are here; finalizers may add some at any time, see `keep_for`."""
-        return [member for member in list(self._places) if self._has(member)]
+    def _holders(self) -> list[tuple[Storage, int]]:
+        """Those whose values are here, and where; finalizers may add some at any time."""
+        formers = [(former(), start) for former, start in list(self._formers)]
+        known = (*self._starts.items(), *formers)
+        return [(key, start) for key, start in known if key is not None and self._has(key)]
 
     @property
     def _mesh(self) -> ReplicaMesh:
@@ -255,8 +265,11 @@ class PooledStorage(Storage):
 
     @array.setter
     def array(self, array: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        pool = array_slot.__get__(self)
         COUNTS.stamp = object()
         _leave(self, array)
+        if isinstance(pool, Pool):
+            pool.note_leaving()
 
     def component(self, index: int) -> jax.Array:
         """The uncommitted array of one copy of this worker; the caller may keep it."""
