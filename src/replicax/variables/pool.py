@@ -124,7 +124,7 @@ class Pool(Storage):
         # To look at the arrays dissolves what is left of the pool.
         values = [_on_host(member.live_array()).ravel() for member in self.members]
         with compat.concretely():
-            self.array = placement.replicate(np.concatenate(values), self._mesh)
+            self.array = buffer = placement.replicate(np.concatenate(values), self._mesh)
         COUNTS.stamp = object()
         for member in self.members:
             if not member.has_value:  # the variable has gone meanwhile
@@ -133,6 +133,7 @@ class Pool(Storage):
             member.__class__ = PooledStorage
             array_slot.__set__(member, self)
             member.handed_out = False
+        self.array = buffer  # again: the first one may have gone, and seen that it was the last
 
     def dissolve(self) -> None:
         """Gives the members arrays of their own."""
