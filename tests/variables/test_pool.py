@@ -14,7 +14,7 @@ from replicax.backend import compat, runahead
 from replicax.core.errors import LostVariableError
 from replicax.variables import pool
 from replicax.variables.pool import PooledStorage
-from replicax.variables.storage import COUNTS, array_slot
+from replicax.variables.storage import COUNTS, Storage, array_slot
 from tests.functions.test_traces import compilations
 
 MANY = pool.MIN_MEMBERS + 8
@@ -372,6 +372,25 @@ def test_the_buffer_goes_with_the_variables_although_their_step_stays():
     gc.collect()
     assert owner.array is None
     assert step.trace_count == 1
+
+
+def test_a_variable_that_goes_while_its_pool_is_filled_takes_nothing_with_it(monkeypatch):
+    growing = pooled(rx.MirroredStrategy(["CPU:0", "CPU:1"]))
+    owner, found = pool_of(growing.variables[0]), Storage.has_value.fget
+    owner.dissolve()
+    first, second = owner.members[:2]
+
+    def has_value(storage):  # what the garbage collector may do between two members
+        if storage is second and type(first) is PooledStorage:
+            first.free()
+        return found(storage)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "has_value", property(has_value))
+        owner.fill()
+    assert not first.has_value
+    for i in (1, 2, MANY - 1):
+        np.testing.assert_array_equal(growing.variables[i].numpy(), growing.expected(i))
 
 
 def test_a_step_whose_variable_has_gone_is_not_run_on_what_is_left():
