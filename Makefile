@@ -5,13 +5,19 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # TensorFlow and torch are large, and slow the main run down by being there.
 ADAPTERS := .venv-adapters
+LOWEST := .venv-lowest
 # Two workers: a test drives 8 virtual devices, so more would only share the same cores.
 JOBS   ?= 2
-PARTS  := contracts strategies input
+PYTEST := $(BIN)/python -m pytest -q -n $(JOBS)
+# uv, where there is one, installs in a fraction of the time. `$(call install,FOLDER)`.
+UV := $(shell command -v uv)
+pip = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
+install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(pip))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-adapters lint format types layers doctest unit bench bench-smoke clean
+.PHONY: help demo test test-all test-lowest test-adapters lint format types layers doctest unit \
+        unit-all bench bench-smoke clean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,7 +25,13 @@ help:  ## List the commands
 demo: $(VENV)/.installed-demo  ## Install what the demo needs and run it
 	$(BIN)/replicax demo
 
-test: lint types layers doctest unit bench-smoke  ## Everything that CI runs
+test: lint types layers doctest unit  ## All checks, and the quick tier of the tests: ten minutes
+
+test-all: lint types layers doctest unit-all bench-smoke  ## The same with every test
+
+test-lowest: $(LOWEST)/.installed  ## The quick tier with the lowest versions of all libraries
+	$(LOWEST)/bin/python -m pytest -q -n $(JOBS) --dist worksteal tests -m "not cluster"
+	$(LOWEST)/bin/python -m pytest -q -n $(JOBS) --dist loadfile tests -m cluster
 
 test-adapters: $(ADAPTERS)/.installed  ## Test datasets of TensorFlow and torch, in .venv-adapters
 	$(ADAPTERS)/bin/python -m pytest -q tests_adapters
@@ -39,17 +51,22 @@ layers: $(VENV)/.installed-dev  ## Check that imports go down the layers only
 	$(BIN)/lint-imports
 
 doctest: $(VENV)/.installed-dev  ## Run the examples in the docstrings of src
-	$(BIN)/python -m pytest -q --doctest-modules src
+	$(PYTEST) --doctest-modules src
+
+# Tests that start clusters mostly wait, so they come last, by file: their clusters are shared.
+unit: $(VENV)/.installed-dev  ## Run the quick tier of the tests
+	$(PYTEST) --dist worksteal tests -m "not cluster"
+	$(PYTEST) --dist loadfile tests -m cluster
 
 # In parts, each in new processes: compiled programs pile up in a process, and the more there are
-# the slower it gets. Tests that start clusters of their own come last and alone.
-unit: $(VENV)/.installed-dev  ## Run all tests
+# the slower it gets.
+PARTS := contracts strategies input
+unit-all: $(VENV)/.installed-dev  ## Run every test
 	for part in $(PARTS); do \
-	  $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/$$part || exit 1; \
+	  $(PYTEST) --full --dist worksteal tests/$$part -m "not cluster" || exit 1; \
 	done
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests \
-	  $(patsubst %,--ignore=tests/%,$(PARTS) multiprocess)
-	$(BIN)/python -m pytest -q tests/multiprocess
+	$(PYTEST) --full --dist worksteal tests -m "not cluster" $(PARTS:%=--ignore=tests/%)
+	$(PYTEST) --full --dist loadfile tests -m cluster
 
 bench: $(ADAPTERS)/.installed  ## Measure Replicax beside hand-written JAX and other libraries
 	$(ADAPTERS)/bin/replicax bench $(BENCH)
@@ -58,23 +75,32 @@ bench-smoke: $(VENV)/.installed-dev  ## Measure a few short cases; fails only on
 	$(BIN)/replicax bench --smoke --rounds 5 --output .bench-smoke
 
 clean:  ## Remove the environment, caches and build products
-	rm -rf $(VENV) $(ADAPTERS) .pytest_cache .ruff_cache .import_linter_cache .jax_cache .bench-smoke build dist
+	rm -rf $(VENV) $(ADAPTERS) $(LOWEST) .pytest_cache .ruff_cache .import_linter_cache .jax_cache .bench-smoke build dist
 	find src tests tests_adapters benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-$(BIN)/python $(ADAPTERS)/bin/python:
+$(BIN)/python $(ADAPTERS)/bin/python $(LOWEST)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Replicax needs Python 3.11 or newer, $(PYTHON) is older. Use: make PYTHON=<python>" >&2; exit 1; }
 	$(PYTHON) -m venv $(patsubst %/bin/python,%,$@)
+	$@ -m pip install --quiet --disable-pip-version-check 'pip>=25.1'  # knows dependency groups
 
 $(VENV)/.installed-demo: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	$(call install,$(VENV)) -e '.[demo]'
 	touch $@
 
 # dev contains demo, so one installation serves both.
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(call install,$(VENV)) --group dev -e '.[all]'
 	touch $(VENV)/.installed-demo $@
 
+# By pip in any case: it also takes a CPU build of torch that lies in a folder of wheels.
 $(ADAPTERS)/.installed: pyproject.toml | $(ADAPTERS)/bin/python
-	$(ADAPTERS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,bench]'
+	$(call pip,$(ADAPTERS)) --group dev --group bench -e '.[all]'
+	touch $@
+
+# Only uv knows how to choose the lowest versions.
+$(LOWEST)/.installed: pyproject.toml | $(LOWEST)/bin/python
+	$(call pip,$(LOWEST)) uv
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python \
+	  --resolution lowest-direct --group test -e '.[all]'
 	touch $@

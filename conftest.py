@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import jax
 import pytest
 
+pytest_plugins = ["tests.tiers"]
+
 NUM_CPU_DEVICES = 8
 
 # Threads of the CPU client. With fewer than the devices need, a collective can wait for ever for

@@ -17,6 +17,7 @@ array(10., dtype=float32)
 import importlib
 import typing
 
+import replicax.core.jax_version  # noqa: F401 - first, because the others need that version
 from replicax.backend.compilation_cache import set_compilation_cache
 from replicax.backend.devices import set_virtual_devices
 from replicax.context.replica import ReplicaContext

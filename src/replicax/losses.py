@@ -60,16 +60,14 @@ def compute_average_loss(
             "summed already, and then the number of examples in it is lost. Pass the loss of each "
             "example (leave out .mean() or .sum(); reduction='none'), of shape (examples, ...)."
         )
-    dtype = losses.dtype if jnp.issubdtype(losses.dtype, jnp.floating) else jnp.result_type(float)
-    wide = jnp.promote_types(dtype, jnp.float32)  # a half float cannot count to 3000
-    losses = losses.astype(wide)
+    losses, dtype = _as_sum(losses)
     if sample_weight is not None:
-        losses = losses * _expanded(sample_weight, losses).astype(wide)
+        losses = losses * _expanded(sample_weight, losses).astype(losses.dtype)
     if global_batch_size is None:
         global_batch_size = _num_examples(losses.shape[0])
     else:
         _check_global_batch_size(global_batch_size)
-    count = jnp.maximum(jnp.asarray(global_batch_size), 1).astype(wide)
+    count = jnp.maximum(jnp.asarray(global_batch_size), 1).astype(losses.dtype)
     return (jnp.sum(losses) / count).astype(dtype)
 
 
@@ -93,8 +91,14 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
         Array(3., dtype=float32)
     """
     _require_replica("scale_regularization_loss", "Call it in the function passed to run.")
-    loss = jnp.asarray(regularization_loss)
-    return jnp.sum(loss) / stack.get_strategy().num_replicas_in_sync
+    total, dtype = _as_sum(jnp.asarray(regularization_loss))
+    return (jnp.sum(total) / stack.get_strategy().num_replicas_in_sync).astype(dtype)
+
+
+def _as_sum(losses: jax.Array) -> tuple[jax.Array, Any]:
+    """The losses in the type in which they are added, and the dtype of the result."""
+    dtype = losses.dtype if jnp.issubdtype(losses.dtype, jnp.floating) else jnp.result_type(float)
+    return losses.astype(jnp.promote_types(dtype, jnp.float32)), dtype
 
 
 def _num_examples(local: int) -> Any:

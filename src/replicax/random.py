@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from replicax.context import stack
 from replicax.core.enums import VariableAggregation
 from replicax.core.errors import ContextError
+from replicax.variables.storage import exclusively
 from replicax.variables.variable import Variable
 
 __all__ = ["Generator"]
@@ -65,15 +64,17 @@ class Generator:
         return jax.random.fold_in(self._advance(), context.replica_id_in_sync_group)
 
     def _advance(self) -> jax.Array:
-        count = self.state.read_value()
-        _add_one(self.state)
-        return jax.random.fold_in(jax.random.key(self._seed), count)
+        return jax.random.fold_in(jax.random.key(self._seed), _taken(self.state))
 
 
-def _add_one(state: Any) -> None:
-    """Advances the state once for all replicas."""
+def _taken(state: Variable) -> jax.Array:
+    """The number of the next key, taken once for all replicas."""
+
+    def take() -> jax.Array:
+        with exclusively():
+            number = state.read_value()
+            state.assign_add(jnp.uint32(1))
+        return number
+
     context = stack.get_replica_context()
-    if context is None:
-        state.assign_add(jnp.uint32(1))
-    else:
-        context.together("Generator.next_key", lambda: state.assign_add(jnp.uint32(1)), ())
+    return take() if context is None else context.together("Generator.next_key", take, ())

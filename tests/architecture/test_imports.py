@@ -1,9 +1,11 @@
-"""Imports are absolute, at the top, from leaf modules, and private JAX is behind one file."""
+"""Imports are absolute, at the top, from leaf modules, and private JAX is behind one file.
+
+Each rule is one test, which lists every line that breaks it.
+"""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.architecture.source_tree import (
     CODE_FOLDERS,
@@ -27,72 +29,79 @@ PRIVATE_PACKAGES = ("jax._src", "jaxlib")
 ABOVE_THE_TOP = ("replicax.cli", "replicax.tf")
 
 
+def _line(path: Path, node: ast.stmt | ast.expr) -> str:
+    return f"{display_name(path)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def _import_lines(paths: list[Path]) -> Iterator[tuple[Path, ast.Import | ast.ImportFrom, str]]:
+    """Every import of these files, with each name that it may import."""
+    for path in paths:
+        for statement in imports(tree(path)):
+            for name in imported_names(statement):
+                yield path, statement, name
+
+
 def _is_private_jax(name: str) -> bool:
     return any(is_within(name, package) for package in PRIVATE_PACKAGES)
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in python_files(*CODE_FOLDERS) if p not in COMPAT], ids=display_name
-)
-def test_only_compat_imports_private_jax(path: Path):
-    private = [
-        f"line {statement.lineno}: {name}"
-        for statement in imports(tree(path))
-        for name in imported_names(statement)
-        if _is_private_jax(name)
-    ]
-    assert not private, f"{display_name(path)}: {private}; put it into backend/compat.py"
+def test_only_compat_imports_private_jax():
+    others = [path for path in python_files(*CODE_FOLDERS) if path not in COMPAT]
+    private = [_line(p, s) for p, s, name in _import_lines(others) if _is_private_jax(name)]
+    assert not private, "put these into backend/compat.py"
 
 
-@pytest.mark.parametrize("path", [p for p in src_files() if p not in COMPAT], ids=display_name)
-def test_only_compat_reaches_private_jax_by_attribute(path: Path):
+def test_only_compat_reaches_private_jax_by_attribute():
     private = [
-        f"line {node.lineno}: {ast.unparse(node)}"
+        _line(path, node)
+        for path in src_files()
+        if path not in COMPAT
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Attribute) and ast.unparse(node) in PRIVATE_PACKAGES
     ]
-    assert not private, f"{display_name(path)}: {private}; put it into backend/compat.py"
+    assert not private, "put these into backend/compat.py"
 
 
-@pytest.mark.parametrize("path", python_files(*CODE_FOLDERS), ids=display_name)
-def test_imports_are_absolute(path: Path):
+def test_imports_are_absolute():
     relative = [
-        f"line {statement.lineno}: {ast.unparse(statement)}"
+        _line(path, statement)
+        for path in python_files(*CODE_FOLDERS)
         for statement in imports(tree(path))
         if isinstance(statement, ast.ImportFrom) and statement.level
     ]
-    assert not relative, f"{display_name(path)}: {relative}"
+    assert not relative
 
 
-@pytest.mark.parametrize("path", src_files(), ids=display_name)
-def test_no_function_imports_a_module_of_the_package(path: Path):
-    functions = [
-        node
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
+def test_no_function_imports_a_module_of_the_package():
     late = {
-        f"line {statement.lineno}: {ast.unparse(statement)}"
-        for function in functions
+        _line(path, statement)
+        for path in src_files()
+        for function in ast.walk(tree(path))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for statement in imports(function)
         for name in imported_names(statement)
         if is_within(name, "replicax")
     }
-    assert not late, f"{display_name(path)}: {sorted(late)}; a cycle hides here, move it up"
+    assert not late, "a cycle hides here: move these up"
 
 
-@pytest.mark.parametrize("path", src_files(), ids=display_name)
-def test_internals_import_leaf_modules_and_not_the_public_api(path: Path):
-    importer = module_name(path)
-    if any(is_within(importer, layer) for layer in ABOVE_THE_TOP):
-        return
+def test_internals_import_leaf_modules_and_not_the_public_api():
     modules = module_names()
-    through_facade = []
-    for statement in imports(tree(path)):
-        for name in imported_names(statement):
-            # "from a import b" is a leaf import if a.b is a module.
-            source = name if name in modules else name.rpartition(".")[0]
-            allowed = is_facade(importer) and source != "replicax"  # a facade may list another
-            if is_facade(source) and not allowed:
-                through_facade.append(f"line {statement.lineno}: {ast.unparse(statement)}")
-    assert not through_facade, f"{display_name(path)}: {through_facade}"
+
+    def is_through_facade(importer: str, name: str) -> bool:
+        # "from a import b" is a leaf import if a.b is a module.
+        source = name if name in modules else name.rpartition(".")[0]
+        allowed = is_facade(importer) and source != "replicax"  # a facade may list another
+        return is_facade(source) and not allowed
+
+    internals = [
+        path
+        for path in src_files()
+        if not any(is_within(module_name(path), layer) for layer in ABOVE_THE_TOP)
+    ]
+    through_facade = [
+        _line(path, statement)
+        for path, statement, name in _import_lines(internals)
+        if is_through_facade(module_name(path), name)
+    ]
+    assert not through_facade

@@ -5,8 +5,6 @@ import __future__
 import importlib
 import types
 
-import pytest
-
 from tests.architecture.source_tree import facades
 
 
@@ -40,33 +38,40 @@ def test_the_package_itself_is_among_the_facades():
     assert "replicax" in facades()
 
 
-@pytest.mark.parametrize("name", facades())
-def test_all_is_the_public_namespace(name: str):
-    module = importlib.import_module(name)
-    declared = {entry for entry in module.__all__ if not _is_dunder(entry)}
-    public = _public_names(module) | _facades_in(module)
-    assert not public - declared, f"public, but not in {name}.__all__"
-    assert not declared - public, f"in {name}.__all__, but not in the namespace"
+def _modules() -> list[types.ModuleType]:
+    return [importlib.import_module(name) for name in facades()]
 
 
-@pytest.mark.parametrize("name", facades())
-def test_all_is_sorted_without_duplicates(name: str):
-    names = list(importlib.import_module(name).__all__)
-    assert names == sorted(set(names))
+def test_all_is_the_public_namespace():
+    differences = {}
+    for module in _modules():
+        declared = {entry for entry in module.__all__ if not _is_dunder(entry)}
+        public = _public_names(module) | _facades_in(module)
+        if declared != public:
+            missing, unknown = sorted(public - declared), sorted(declared - public)
+            differences[module.__name__] = f"not in __all__: {missing}; only there: {unknown}"
+    assert not differences
 
 
-@pytest.mark.parametrize("name", facades())
-def test_every_name_in_all_exists(name: str):
-    module = importlib.import_module(name)
-    missing = [entry for entry in module.__all__ if not hasattr(module, entry)]
+def test_all_is_sorted_without_duplicates():
+    unsorted = [m.__name__ for m in _modules() if list(m.__all__) != sorted(set(m.__all__))]
+    assert not unsorted
+
+
+def test_every_name_in_all_exists():
+    missing = [
+        f"{module.__name__}.{entry}"
+        for module in _modules()
+        for entry in module.__all__
+        if not hasattr(module, entry)
+    ]
     assert not missing
 
 
-@pytest.mark.parametrize("name", facades())
-def test_every_public_class_and_function_is_documented(name: str):
-    module = importlib.import_module(name)
+def test_every_public_class_and_function_is_documented():
     silent = [
-        entry
+        f"{module.__name__}.{entry}"
+        for module in _modules()
         for entry in module.__all__
         if isinstance(value := getattr(module, entry), type | types.FunctionType)
         and not (value.__doc__ or "").strip()

@@ -89,6 +89,20 @@ def test_is_staging_where_jax_records_a_program():
     assert not_staging == {"eager", "grad", "vmap"}
 
 
+def test_trace_of_a_value_is_the_one_that_made_it():
+    seen = []
+
+    def loss(x):
+        inner = lambda: seen.append((compat.trace_of(x), compat.current_trace())) or x  # noqa: E731
+        seen.append((compat.trace_of(x), compat.current_trace()))
+        return jax.jit(inner)()
+
+    jax.grad(loss)(1.0)
+    (outer, current), (same, other) = seen
+    assert outer is current is same
+    assert other is not outer
+
+
 def test_is_transforming_wherever_a_transformation_is_open():
     answers = ask(compat.is_transforming)
     assert [where for where, answer in answers.items() if not answer] == ["eager"]
@@ -140,18 +154,93 @@ def test_concretely_lets_operations_on_concrete_values_run_at_once():
     assert seen == [False, False]
 
 
-def test_is_staged_below_knows_an_inner_program_from_the_base():
+def test_traces_inside_are_those_between_the_base_and_the_current_one():
     seen = {}
 
     def outer(x):
         base = compat.current_trace()
-        seen["own level"] = compat.is_staged_below(base)
-        jax.grad(lambda y: seen.setdefault("grad", compat.is_staged_below(base)) * y)(x)
-        jax.jit(lambda: seen.setdefault("jit", compat.is_staged_below(base)))()
-        jax.grad(jax.jit(lambda y: seen.setdefault("both", compat.is_staged_below(base)) * y))(x)
+
+        def note(where, y=1.0):
+            inside, is_all = compat.traces_inside(base)
+            kinds = [kind for kind in map(compat.recorded_for, inside) if kind is not None]
+            seen[where] = kinds, is_all
+            return y
+
+        def rule(primals, tangents):
+            return note("rule", primals[0]), tangents[0]
+
+        custom = jax.custom_jvp(lambda y: note("custom_jvp", y))
+        custom.defjvp(rule)
+        with_rules = jax.custom_vjp(lambda y: note("custom_vjp", y))
+        with_rules.defvjp(lambda y: (y, None), lambda _, g: (g,))
+        note("own level")
+        jax.grad(lambda y: note("grad", y))(x)
+        jax.vmap(jax.jit(lambda y: note("jit in vmap", y)))(jnp.ones(2))
+        lax.scan(lambda c, _: (jax.checkpoint(lambda y: note("scan", y))(c), None), x, None, 2)
+        lax.cond(x > 0, lambda: note("cond"), lambda: 1.0)
+        lax.switch(jnp.int32(x), [lambda: note("switch"), lambda: 1.0])
+        lax.while_loop(lambda c: note("predicate", c < 1), lambda c: note("body", c + 1), x)
+        lax.fori_loop(0, jnp.int32(x), lambda _, c: note("fori", c), x)
+        lax.reduce(jnp.ones(2), 0.0, lambda a, b: note("reduce", a + b), (0,))
+        lax.reduce_window(
+            jnp.ones(2), 0.0, lambda a, b: note("window", a + b * 2), (2,), (1,), "valid"
+        )
+        jnp.ones(2).at[0].apply(lambda a: note("apply", a))
+        custom(x)
+        with_rules(x)
+        jax.grad(jax.jit(custom))(x)
 
     jax.jit(outer)(1.0)
-    assert seen == {"own level": False, "grad": False, "jit": True, "both": True}
+    assert seen == {
+        "own level": ([], True),
+        "grad": ([], True),
+        "jit in vmap": (["vmap", "jit"], True),
+        "scan": (["scan", "checkpoint / remat"], True),
+        "cond": (["cond"], True),
+        "switch": (["switch"], True),
+        "predicate": (["while_cond"], True),
+        "body": (["while_body"], True),
+        "fori": (["fori_loop"], True),
+        "reduce": (["reduce comp"], True),
+        "window": (["reduce_window comp"], True),
+        "apply": (["reduction_jaxpr"], True),
+        "custom_jvp": (["custom_jvp fun"], False),
+        "custom_vjp": (["custom_vjp fun"], False),
+        "rule": (["custom_jvp jvp"], False),
+    }
+
+
+def test_a_tracer_is_open_inside_its_transformation_but_not_in_custom_rules():
+    seen = {}
+
+    def loss(x):
+        def note(where, y=1.0):
+            seen[where] = compat.is_open(x)
+            return y
+
+        custom = jax.custom_jvp(lambda y: note("custom_jvp", y))
+        custom.defjvp(lambda primals, tangents: (note("rule", primals[0]), tangents[0]))
+        note("grad")
+        jax.jit(lambda: note("jit"))()
+        lax.scan(lambda c, _: (jax.vmap(lambda y: note("scan", y))(c), None), jnp.ones(2), None, 2)
+        custom(2.0)
+        return custom(x)
+
+    jax.grad(loss)(1.0)
+    assert seen == {"grad": True, "jit": True, "scan": True, "custom_jvp": False, "rule": False}
+
+
+def test_captured_tracers_are_those_that_a_custom_rule_left_in_a_body():
+    def outer(u, x):
+        custom = jax.custom_jvp(lambda y: y)
+        custom.defjvp(lambda primals, tangents: (primals[0], tangents[0] * u))
+        return jax.grad(jax.jit(custom))(x)
+
+    tracers = list(compat.captured_tracers(jax.make_jaxpr(outer)(2.0, 3.0).jaxpr))
+    assert tracers
+    assert all(isinstance(tracer, jax.core.Tracer) for tracer in tracers)
+    plain = jax.make_jaxpr(lambda u, x: jax.jit(lambda x: x * u)(x))(2.0, 3.0)
+    assert list(compat.captured_tracers(plain.jaxpr)) == []
 
 
 def test_is_traced_inside_knows_a_local_tracer_from_a_captured_one():

@@ -167,3 +167,14 @@ def test_aligned_parts_are_adopted_and_held():
     del host
     assert held() is not None
     np.testing.assert_array_equal(array, np.full((4, 16), 7))
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_an_array_is_deleted_when_any_of_its_parts_is(part):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
+    whole = jax.device_put(
+        np.arange(2.0), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    )
+    assert not compat.is_deleted(whole)
+    whole.addressable_shards[part].data.delete()
+    assert compat.is_deleted(whole)

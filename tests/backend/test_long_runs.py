@@ -211,21 +211,19 @@ def run(scenario: str, num_steps: int, setup: str) -> None:
     assert output.split() == ["limit", limit]
 
 
-@pytest.mark.multiprocess
+@pytest.mark.thin("setup")
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_long_run_ends(scenario, setup):
     run(scenario, NUM_SLOW_STEPS.get(scenario, NUM_STEPS), setup)
 
 
-@pytest.mark.multiprocess
 def test_a_run_beside_a_thread_of_plain_jax_ends():
     # With two threads a device, which are enough for one launching thread, this one hangs.
     # In the other setup plain JAX hangs by itself.
     run("beside_a_thread_of_plain_jax", 400, "replicax")
 
 
-@pytest.mark.multiprocess
 @pytest.mark.parametrize("setup", SETUPS)
 def test_a_process_ends_cleanly_with_programs_in_flight(setup):
     run("exit_with_programs_in_flight", 10, setup)

@@ -344,6 +344,7 @@ def test_a_reset_forgets_tokens_and_the_chosen_limit():
     assert (ahead.num_in_flight, log, ahead.limit) == (0, [], MAX_IN_FLIGHT)
 
 
+@pytest.mark.timing
 def test_a_launch_with_room_costs_microseconds():
     ahead = RunAhead(limit=8)
     token = jax.device_put(

@@ -2,6 +2,7 @@
 
 import gc
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -52,6 +53,18 @@ def test_every_difference_is_listed_and_nothing_is_overwritten(two, tmp_path):
         assert f"\n  {row}" in text
     assert (a.numpy(), checkpoint.c, checkpoint.n) == (0, 5, "text")
     np.testing.assert_array_equal(b.numpy(), np.zeros(3))
+
+
+def test_a_wide_variable_is_saved_whole_and_not_restored_while_wide_types_are_off(two, tmp_path):
+    with jax.enable_x64(True), two.scope():
+        v = rx.Variable(np.array([1 / 3, 2.0]), name="v")
+    path = saved(tmp_path, v=v)
+    with pytest.raises(CheckpointMismatchError, match=r"v: dtype float64, which would be cut to"):
+        Checkpoint(v=v).read(path)
+    with jax.enable_x64(True):
+        v.assign([0.0, 0.0])
+        Checkpoint(v=v).read(path)
+        assert v.numpy().tolist() == [1 / 3, 2.0]
 
 
 def test_a_path_without_a_checkpoint_is_an_error_that_lists_those_beside_it(tmp_path):

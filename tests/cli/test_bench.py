@@ -155,7 +155,7 @@ def test_gross_loss_is_twice_the_limit_by_the_clock_and_by_cpu_time():
     assert "another loss than the hand-written program" in loss
 
 
-@pytest.mark.multiprocess
+@pytest.mark.cluster
 def test_a_case_is_measured_in_processes_whose_losses_agree():
     said: list[str] = []
     case = Case("W1", 2, ("dispatch",), (LIMIT, OURS), seconds=0.01, starts=2, close=(OURS,))
@@ -166,7 +166,7 @@ def test_a_case_is_measured_in_processes_whose_losses_agree():
     assert not said
 
 
-@pytest.mark.multiprocess
+@pytest.mark.cluster
 def test_a_peer_that_fails_is_left_out_with_its_last_words():
     said: list[str] = []
     case = Case("W2", 2, ("no such optimizer",), (LIMIT,), seconds=0.01)

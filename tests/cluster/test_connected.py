@@ -28,7 +28,7 @@ jax.distributed.shutdown()
 """
 
 
-@pytest.mark.multiprocess
+@pytest.mark.cluster
 def test_the_accelerators_of_other_workers_are_counted():
     coordinator = f"127.0.0.1:{free_port()}"
     workers = []

@@ -266,3 +266,19 @@ def test_the_default_replica_context_reduces_nothing():
     assert float(context.all_reduce("SUM", 3.0)) == 3.0
     assert context.all_reduce("MEAN", 3).dtype == jnp.float32
     np.testing.assert_array_equal(context.all_gather(jnp.ones(2), axis=0), [1.0, 1.0])
+
+
+@pytest.mark.parametrize("argument", [1.0, 3.0])
+def test_an_argument_decides_of_a_collective_although_the_components_are_uneven(
+    strategy, compiled, argument
+):
+    batch = strategy.distribute_batch(np.arange(2 * strategy.num_replicas_in_sync + 1.0))
+
+    def replica_fn(x, number):
+        return lax.cond(number > 2, lambda n: all_reduce("SUM", n), lambda n: n, number) + 0 * len(
+            x
+        )
+
+    results = components(strategy, compiled(strategy, replica_fn, args=(batch, argument)))
+    times = strategy.num_replicas_in_sync if argument > 2 else 1
+    assert results == [argument * times] * strategy.num_replicas_in_sync

@@ -141,6 +141,48 @@ def test_the_loss_may_assign_the_variable_itself(strategy, execute):
     assert float(v) == 10
 
 
+def test_the_loss_may_assign_the_variable_itself_inside_jit(strategy, compiled):
+    v = variable(strategy, 3.0, aggregation=MEAN)
+
+    def step():
+        def loss():
+            before = v * v
+            jax.jit(lambda: v.assign(10.0).read_value())()
+            return before + 0 * v
+
+        return rx.value_and_grad(loss, v)
+
+    for loss, gradient in parts(strategy, compiled(strategy, step)):
+        np.testing.assert_allclose([loss, gradient], [9, 6])
+    assert float(v) == 10
+
+
+LOOPS_AND_BRANCHES = {
+    "scan": lambda fn: jax.lax.scan(lambda c, _: (c + fn(), None), 0.0, None, length=2)[0],
+    "fori_loop": lambda fn: jax.lax.fori_loop(0, 2, lambda i, c: c + fn(), 0.0),
+    "cond": lambda fn: jax.lax.cond(jnp.asarray(False), fn, lambda: 0.0),
+    "switch": lambda fn: jax.lax.switch(jnp.asarray(1), [fn, lambda: 0.0]),
+}
+
+
+@pytest.mark.parametrize("kind", LOOPS_AND_BRANCHES)
+def test_the_loss_does_not_assign_its_variable_in_a_loop_or_a_branch(strategy, compiled, kind):
+    # Whether the variable is assigned, and a gradient flows through later reads, is not known.
+    v = variable(strategy, 3.0, aggregation=MEAN)
+
+    def read_and_assign():
+        value = v.read_value()
+        v.assign(value + 1.0)
+        return value
+
+    def step():
+        return rx.value_and_grad(lambda: LOOPS_AND_BRANCHES[kind](read_and_assign) + v * 2, v)
+
+    with pytest.raises(ValueError, match="is differentiated, and assigned inside a loop or"):
+        compiled(strategy, step)
+    assert float(v) == 3
+
+
 def test_all_reduce_of_gradients_gives_the_sum(strategy, execute):
     v = variable(strategy, 2.0, aggregation=MEAN)
 

@@ -61,6 +61,15 @@ def test_values_from_function_may_return_a_nest(strategy, execute):
     assert [float(v) for v in values] == [i + 2.0 for i in range(strategy.num_replicas_in_sync)]
 
 
+def test_values_from_function_copies_host_arrays(strategy, execute):
+    array = np.zeros(2, np.float32)
+    value = strategy.experimental_distribute_values_from_function(lambda _: array)
+    array += 7
+    result = execute(strategy, lambda x: x + 1, args=(value,))
+    for component in strategy.experimental_local_results(result):
+        np.testing.assert_array_equal(component, [1.0, 1.0])
+
+
 def test_values_from_function_always_wraps(strategy):
     value = strategy.experimental_distribute_values_from_function(lambda ctx: 1.0)
     assert isinstance(value, rx.PerReplica)

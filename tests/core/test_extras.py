@@ -17,7 +17,7 @@ NEEDS = {
     ),
     "grain": (
         lambda folder: rx.data.Dataset.range(3),
-        r"data\.Dataset needs grain.*replicax\[input\]",
+        r"data\.Dataset needs grain.*replicax\[data\]",
     ),
 }
 

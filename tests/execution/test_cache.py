@@ -6,7 +6,8 @@ import weakref
 
 import pytest
 
-from replicax.execution.cache import ById, function_key, value_key
+from replicax.execution.cache import function_key, value_key
+from replicax.execution.closures import ById
 
 
 class Thing:

@@ -1,4 +1,4 @@
-"""Programs that would hang or write twice are refused when they are traced."""
+"""Programs that would hang, write twice or miss a write are refused when they are traced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import pytest
 from jax import lax
 
 from replicax.core.errors import ReplicaxError
-from replicax.execution.varying import DivergentCollectiveError, RematWriteError
+from replicax.execution.varying import (
+    DivergentCollectiveError,
+    RematWriteError,
+    StalePredicateError,
+)
 from tests.execution.tracing import AXIS, in_scan, nested_shard_map, psum, ref_program, varying
 
 BRANCHES: dict[str, tuple[Callable[..., Any], str]] = {
@@ -150,5 +154,41 @@ def test_an_addition_in_a_scan_inside_checkpoint_is_refused() -> None:
 def test_a_read_inside_checkpoint_and_a_write_after_it_are_allowed() -> None:
     def write(ref: Any, x: jax.Array, m: jax.Array) -> None:
         ref[...] = jax.checkpoint(lambda a: jnp.sin(a) * ref[...])(m)
+
+    assert varying(ref_program(write)) is False
+
+
+@pytest.mark.parametrize("writes", ["in the body", "in the predicate"])
+def test_a_while_loop_whose_predicate_and_body_share_what_one_writes_is_refused(
+    writes: str,
+) -> None:
+    def write(ref: Any, x: jax.Array, m: jax.Array) -> None:
+        def add(where: str) -> jax.Array:
+            if writes == where:
+                ref[...] = ref[...] + 1
+            return ref[...]
+
+        lax.while_loop(
+            lambda c: (add("in the predicate") < 5).all(),
+            lambda c: c + add("in the body"),
+            m,
+        )
+
+    text = (
+        "the predicate and the body of the while loop at .*test_divergence.py:[0-9]+ use the same"
+    )
+    with pytest.raises(StalePredicateError, match=text):
+        varying(ref_program(write))
+
+
+def test_a_while_loop_whose_predicate_reads_what_its_body_reads_is_allowed() -> None:
+    def write(ref: Any, x: jax.Array, m: jax.Array) -> None:
+        own = jax.new_ref(m)
+
+        def body(c: jax.Array) -> jax.Array:
+            own[...] = own[...] + ref[...]
+            return c + ref[...]
+
+        lax.while_loop(lambda c: (c < ref[...]).all(), body, m)
 
     assert varying(ref_program(write)) is False

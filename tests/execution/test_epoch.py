@@ -46,10 +46,10 @@ def test_writes_without_a_traced_read_between_them_cost_nothing(cell):
     with epoch.replica_token(0):
         cell.read(1.0)
         cell.write(2.0)
-        number = epoch._Epoch.number
+        number = epoch.EPOCH.number
         for value in range(10):
             cell.write(float(value))
-        assert epoch._Epoch.number == number
+        assert epoch.EPOCH.number == number
         assert float(cell.read(1.0)) == 9.0
 
 
@@ -124,6 +124,39 @@ def test_a_write_by_another_thread_is_seen_after_renew(cell):
         thread.join()
         epoch.renew()  # as after every meeting
         assert float(cell.read(1.0)) == 4.0
+
+
+def test_a_write_by_a_thread_outside_of_the_run_is_seen_at_once(cell):
+    with epoch.eager_run(), epoch.replica_token(0):
+        assert float(cell.read(1.0)) == 1.0
+        thread = threading.Thread(target=cell.write, args=(4.0,))
+        thread.start()
+        thread.join()
+        assert float(cell.read(1.0)) == 4.0
+        assert cell.num_traces == 2
+        assert float(cell.read(1.0)) == 4.0
+        assert cell.num_traces == 2
+
+
+def test_writes_of_the_run_itself_leave_other_threads_alone(cell):
+    traces = []
+    plain = jax.jit(lambda x: traces.append(1) or x + 1)
+    plain(1.0)
+    with epoch.eager_run():
+        with epoch.replica_token(0):
+            cell.read(1.0)
+            cell.write(2.0)
+        cell.write(3.0)  # as at a meeting
+    plain(1.0)
+    assert len(traces) == 1
+
+
+def test_an_outer_block_is_brought_up_to_date_after_an_inner_one(cell):
+    with epoch.replica_token(0):
+        assert float(cell.read(1.0)) == 1.0
+        with epoch.replica_token(1):
+            cell.write(6.0)
+        assert float(cell.read(1.0)) == 6.0
 
 
 def test_renew_outside_a_block_does_nothing():

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from replicax.execution.numbering import differing_outputs, number_constant
-from tests.execution.merging import AXIS, DIM, KINDS, make_components, trace
+from tests.execution.merging import AXIS, DIM, KINDS, MIRRORED, make_components, trace
 
 
 def psum(value: Any) -> Any:
@@ -60,7 +60,87 @@ def loop_that_writes(value: Callable[..., Any]) -> Callable[..., Any]:
     return with_ref(run)
 
 
+def counted(x: Any, m: Any, wrap: Callable[..., Any]) -> Any:
+    """What a Ref holds after code that counts it up beside work on the component."""
+    ref = jax.new_ref(m)
+
+    def work(x: Any) -> Any:
+        seen = x.sum() * ref[...].sum()
+        ref[...] = ref[...] + 1
+        return seen
+
+    wrap(work)(x)
+    return ref[...] * 2
+
+
+def read_inside(x: Any, m: Any, wrap: Callable[..., Any]) -> Any:
+    """What a Ref holds after code that reads it, and an addition."""
+    ref = jax.new_ref(m)
+    wrap(lambda x: x.sum() * ref[...].sum())(x)
+    ref[...] = ref[...] + 1
+    return ref[...]
+
+
+WRAPS: dict[str, Callable[..., Any]] = {
+    "jit": jax.jit,
+    "scan": lambda fn: lambda x: lax.scan(lambda c, _: (c + fn(x), None), 0.0, None, length=2),
+    "scan of jit": lambda fn: (
+        lambda x: lax.scan(lambda c, _: (c + jax.jit(fn)(x), None), 0.0, None, length=2)
+    ),
+    "cond": lambda fn: lambda x: lax.cond(MIRRORED[0] > jnp.float32(0), fn, lambda x: x.sum(), x),
+    "while": lambda fn: (
+        lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] + fn(x)), (0, 0.0))
+    ),
+    "scan in scan": lambda fn: (
+        lambda x: lax.scan(
+            lambda c, _: (
+                c + lax.scan(lambda d, _: (d + fn(x), None), 0.0, None, length=2)[0],
+                None,
+            ),
+            0.0,
+            None,
+            length=2,
+        )
+    ),
+}
+ONLY_READ: dict[str, Callable[..., Any]] = {
+    **WRAPS,
+    "checkpoint": jax.checkpoint,
+    "grad of checkpoint": lambda fn: jax.grad(jax.checkpoint(fn)),
+    "scan over the rows": lambda fn: (
+        lambda x: lax.scan(lambda c, row: (c + fn(row[None]), None), 0.0, x)
+    ),
+}
+
+
+def chain(x: Any, m: Any, factor: Any) -> Any:
+    """The last of a chain of carried values, the first of which has to do with ``factor``."""
+
+    def body(c: Any, _: None) -> Any:
+        return (c[0] * factor, c[0] + 1, c[1] * 2, c[3] * x.shape[0]), None
+
+    return lax.scan(body, (m, m, m, m), None, length=3)[0][2]
+
+
 SAME: dict[str, Callable[..., Any]] = {
+    **{f"a Ref read in {n}": lambda x, m, w=w: read_inside(x, m, w) for n, w in ONLY_READ.items()},
+    **{f"a Ref counted in {n}": lambda x, m, w=w: counted(x, m, w) for n, w in WRAPS.items()},
+    "a chain through rounds beside others": lambda x, m: chain(x, m, 2.0),
+    "a carry beside a sum of the rows": lambda x, m: lax.scan(
+        lambda c, _: ((c[0] + 1, c[1] + x.sum()), None), (m, 0.0), None, length=2
+    )[0][0],
+    "rows stacked beside others": lambda x, m: lax.scan(
+        lambda c, row: (c + 1, (row * 2 + c, x.sum())), 0.0, m
+    )[1][0],
+    "a carry that a loop over the rows leaves alone": lambda x, m: lax.scan(
+        lambda c, row: ((c[0], c[1] + row.sum()), None), (m, 0.0), x
+    )[0][0],
+    "a while whose carry beside differs": lambda x, m: lax.while_loop(
+        lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2, s[2] + x.sum()), (0, m, 0.0)
+    )[1],
+    "a branch that differs beside": lambda x, m: lax.cond(
+        m[0] > 0, lambda: (m + 1, x.sum()), lambda: (m, x.sum())
+    )[0],
     "a shared input": lambda x, m: m,
     "an expression of it": lambda x, m: jnp.sin(m) * 2 + 1,
     "a constant array": lambda x, m: jnp.asarray([1.0, 2.0]) + m,
@@ -89,6 +169,31 @@ SAME: dict[str, Callable[..., Any]] = {
 }
 
 DIFFERENT: dict[str, Callable[..., Any]] = {
+    "a chain through rounds": lambda x, m: chain(x, m, float(x.shape[0])),
+    "a carry of a loop over the rows": lambda x, m: lax.scan(lambda c, _: (c + 1, None), m, x)[0],
+    "a carry that starts differently and is lost in the first round": lambda x, m: lax.while_loop(
+        lambda s: s[0] < m[0], lambda s: (s[0] + 1, m), (0.0, m * x.shape[0])
+    )[1],
+    "a while of another length": lambda x, m: lax.while_loop(
+        lambda s: s[0] < x.shape[0], lambda s: (s[0] + 1, s[1] * 2), (0, m)
+    )[1],
+    "a branch by the size": lambda x, m: lax.cond(x.sum() > 0, lambda: m, lambda: m + 1),
+    "stacked rows with the size": lambda x, m: lax.scan(lambda c, row: (c, row * x.shape[0]), 0, m)[
+        1
+    ],
+    "two carries of a loop that change places": lambda x, m: lax.scan(
+        lambda c, _: ((c[1], c[0]), None), (m, m * x.shape[0]), None, length=2
+    )[0][0],
+    "a Ref written in scan in jit": with_ref(
+        lambda r, x, m: jax.jit(
+            lambda: lax.scan(lambda c, _: (c, write(r, r[...] * x.shape[0])), 0, None, length=2)
+        )()
+    ),
+    "a Ref written in a while over the size": with_ref(
+        lambda r, x, m: lax.while_loop(
+            lambda i: i < x.shape[0], lambda i: (write(r, r[...] + 1), i + 1)[1], 0
+        )
+    ),
     "the component": lambda x, m: x.sum(0),
     "its size": lambda x, m: jnp.float32(x.shape[0]),
     "a constant array": lambda x, m: jnp.full((2,), float(x.shape[0])) + m,

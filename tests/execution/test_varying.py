@@ -352,6 +352,7 @@ def test_a_ref_that_an_unknown_primitive_touches_varies_from_then_on() -> None:
     assert varying(ref_program(lambda r, x, m: unknown.bind(r))) is True
 
 
+@pytest.mark.timing
 def test_a_large_program_is_analysed_in_little_time() -> None:
     def nested(x: jax.Array, depth: int) -> jax.Array:
         if depth == 0:

@@ -1,4 +1,4 @@
-"""20,000 steps that nobody waits for, on 8 virtual devices, end with the right values.
+"""Thousands of steps that nobody waits for, on 8 virtual devices, end with the right values.
 
 Every plain training loop is like this. Each runs in a process of its own, once with
 devices made by `set_virtual_devices` and once with devices made by XLA_FLAGS, in a
@@ -14,7 +14,6 @@ import pytest
 import replicax as rx
 from tests.backend.fresh_process import run_fresh
 
-NUM_STEPS = 20_000
 SETUPS = {
     "set_virtual_devices": ({}, "rx.set_virtual_devices(8)"),
     "xla_flags": (
@@ -45,44 +44,44 @@ class Counter:
         self.count, self.count_and_return = count, count_and_return
 
 
-def steps_that_return_values() -> None:
+def steps_that_return_values(num_steps: int) -> None:
     counter = Counter()
-    for _ in range(NUM_STEPS):
+    for _ in range(num_steps):
         result = counter.strategy.run(counter.count_and_return)
-    assert result.values[0] == 2 * NUM_STEPS
+    assert result.values[0] == 2 * num_steps
 
 
-def steps_that_return_none() -> None:
+def steps_that_return_none(num_steps: int) -> None:
     counter = Counter()
-    for _ in range(NUM_STEPS):
+    for _ in range(num_steps):
         assert counter.strategy.run(counter.count) is None
-    assert counter.total == NUM_STEPS
+    assert counter.total == num_steps
 
 
-def two_programs_interleaved() -> None:
+def two_programs_interleaved(num_steps: int) -> None:
     counter, other = Counter(), Counter()
-    for _ in range(NUM_STEPS // 2):
+    for _ in range(num_steps // 2):
         counter.strategy.run(counter.count)
         other.strategy.run(other.count_and_return)
-    assert counter.total == other.total == NUM_STEPS // 2
+    assert counter.total == other.total == num_steps // 2
 
 
-def eager_and_compiled_mixed() -> None:
+def eager_and_compiled_mixed(num_steps: int) -> None:
     counter = Counter()
     offset = jnp.zeros(())
-    for i in range(NUM_STEPS):
+    for i in range(num_steps):
         result = counter.strategy.run(counter.count_and_return)
         offset = offset + result.values[i % 8]  # an operation of the user, on one device
         if i % 1000 == 0:
             counter.strategy.run(lambda: counter.total.assign_add(0.0) is None)
-    assert counter.total == NUM_STEPS
+    assert counter.total == num_steps
 
 
-def two_user_threads() -> None:
+def two_user_threads(num_steps: int) -> None:
     counters = [Counter(), Counter()]
 
     def work(counter: Counter) -> None:
-        for _ in range(NUM_STEPS // 2):
+        for _ in range(num_steps // 2):
             counter.strategy.run(counter.count)
 
     threads = [threading.Thread(target=work, args=(counter,)) for counter in counters]
@@ -90,7 +89,7 @@ def two_user_threads() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [float(counter.total) for counter in counters] == [NUM_STEPS // 2] * 2
+    assert [float(counter.total) for counter in counters] == [num_steps // 2] * 2
 
 
 SCENARIOS = (
@@ -102,10 +101,10 @@ SCENARIOS = (
 )
 
 
-@pytest.mark.multiprocess
+@pytest.mark.thin("setup")
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_20_000_steps_that_nobody_waits_for_finish(scenario, setup):
+def test_thousands_of_steps_that_nobody_waits_for_finish(scenario, setup, is_full):
     variables, prepare = SETUPS[setup]
     run_fresh(
         f"""
@@ -113,7 +112,7 @@ def test_20_000_steps_that_nobody_waits_for_finish(scenario, setup):
         import replicax as rx
         {prepare}
         from tests.functions import test_long_runs
-        test_long_runs.{scenario.__name__}()
+        test_long_runs.{scenario.__name__}({20_000 if is_full else 2_000})
         """,
         timeout=240,
         **variables,

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -281,3 +282,45 @@ def test_a_small_result_that_was_computed_after_a_loop_tells_when_a_step_is_done
     for _ in range(20):
         last = steps(jnp.ones(2))
     assert float(last) == pytest.approx(2 * 3.0**59, rel=1e-5)
+
+
+class Pair(NamedTuple):
+    x: Any
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda x: {"x": x}, lambda x: [x], lambda x: (x,), Pair],
+    ids=["dict", "list", "tuple", "NamedTuple"],
+)
+@pytest.mark.parametrize("num_calls", [1, 4])
+def test_a_nest_after_an_array_is_another_call(strategy, make, num_calls):
+    step = rx.function(lambda batch: jax.tree.leaves(batch)[0].sum())
+    for _ in range(2):
+        for batch in (jnp.ones(2), make(jnp.ones(2)), jnp.ones(2)):
+            for _ in range(num_calls):
+                assert float(step(batch)) == 2.0
+                result = strategy.run(step, args=(batch,))
+                assert float(strategy.reduce("MEAN", result, axis=None)) == 2.0
+
+
+@pytest.mark.parametrize("num_calls", [0, 1, 4])
+def test_an_error_names_the_argument_after_any_number_of_calls(strategy, num_calls):
+    step = rx.function(lambda x, batch: x + batch["y"].sum())
+    fits = {"y": np.zeros(2, np.int64)}
+    for _ in range(num_calls):
+        strategy.run(step, args=(jnp.ones(2), fits))
+    with pytest.raises(ValueError, match=r"the argument at \[0\]\[1\]\['y'\] has dtype int64"):
+        strategy.run(step, args=(jnp.ones(2), {"y": np.full(2, 2**40)}))
+
+
+@pytest.mark.parametrize("num_calls", [0, 1, 4])
+def test_an_error_names_a_per_replica_argument_after_any_number_of_calls(num_calls):
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    step = rx.function(lambda x: x + 1)
+    make = strategy.experimental_distribute_values_from_function
+    for _ in range(num_calls):
+        strategy.run(step, args=(make(lambda context: np.zeros(2, np.int64)),))
+    large = make(lambda context: np.full(2, 2**40))
+    with pytest.raises(ValueError, match=r"the argument at \[0\]\[0\] has dtype int64"):
+        strategy.run(step, args=(large,))

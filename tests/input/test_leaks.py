@@ -150,6 +150,7 @@ def before(paths, warm):
 # -- how a pass may end --------------------------------------------------------------------------
 
 
+@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_an_early_break_leaves_nothing(two, paths, before, name, buffer_size):
@@ -161,6 +162,7 @@ def test_an_early_break_leaves_nothing(two, paths, before, name, buffer_size):
         before.assert_nothing_is_left(paths)  # while the dataset is still there
 
 
+@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_dropping_an_iterator_leaves_nothing(two, paths, before, name, buffer_size):
@@ -184,6 +186,7 @@ def test_a_pass_that_was_begun_for_the_spec_leaves_nothing(two, paths, before, b
     before.assert_nothing_is_left(paths)
 
 
+@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_setting_the_state_leaves_nothing_of_the_passes_before(
@@ -307,6 +310,7 @@ class Consumer(threading.Thread):
             del self._dataset
 
 
+@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_killing_the_consumer_in_its_loop_leaves_nothing(two, paths, before, name, buffer_size):
@@ -319,6 +323,7 @@ def test_killing_the_consumer_in_its_loop_leaves_nothing(two, paths, before, nam
     assert next(iter(dataset)) is not None  # the dataset is as good as new
 
 
+@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 @pytest.mark.parametrize("name", MAPPED)
 def test_killing_the_consumer_while_a_batch_is_being_made_leaves_nothing(
@@ -358,6 +363,7 @@ class Fails:
         raise OwnError(f"at {self.number}")
 
 
+@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 @pytest.mark.parametrize("name", MAPPED)
 def test_an_error_in_a_function_arrives_once_as_it_is_and_leaves_nothing(
@@ -442,12 +448,14 @@ def assert_does_not_grow(work, count, *, objects_each=1):
     assert resident_bytes() - resident[0] < count * EXAMPLES.nbytes / 5
 
 
+@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", [0, 2])
 def test_ten_thousand_iterators_leave_nothing(two, paths, before, buffer_size):
     dataset = two.distribute_dataset(EXAMPLES, options(buffer_size), batch_size=64)
     assert_does_not_grow(lambda count: take_one(dataset, count), MANY)
 
 
+@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", [0, 2])
 @pytest.mark.parametrize("name", ["a Dataset that is a stream", "a Dataset of records"])
 def test_many_iterators_over_threads_and_files_leave_nothing(two, paths, before, name, buffer_size):
@@ -455,6 +463,7 @@ def test_many_iterators_over_threads_and_files_leave_nothing(two, paths, before,
     assert_does_not_grow(lambda count: take_one(dataset, count), 200, objects_each=50)
 
 
+@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", [0, 2])
 def test_many_errors_leave_nothing(two, paths, before, buffer_size):
     def fail():
@@ -471,6 +480,7 @@ def test_many_errors_leave_nothing(two, paths, before, buffer_size):
     assert_does_not_grow(work, MANY // 5)
 
 
+@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", [0, 2])
 def test_many_distributed_datasets_leave_nothing(two, paths, before, buffer_size):
     def work(count):

@@ -201,6 +201,7 @@ def test_the_worker_that_failed_first_is_named_with_its_last_lines():
     assert text.splitlines()[-1].strip() == "line 99"
 
 
+@pytest.mark.timing
 def test_the_rest_is_stopped_within_a_second_also_if_it_ignores_sigterm(tmp_path: pathlib.Path):
     path = fifo(tmp_path)
     died: list[float] = []

@@ -69,10 +69,11 @@ def test_states_are_summed_on_read_and_not_trained():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_the_dtype_is_that_of_states_and_result(dtype):
+def test_the_dtype_is_that_of_the_result_and_states_have_32_bits_at_least(dtype):
     mean = Mean(dtype=dtype)
     mean.update_state(np.array([1, 2, 3], np.int32), sample_weight=[1, 0, 1])
-    assert mean.total.dtype == mean.dtype == jnp.dtype(dtype)
+    assert mean.dtype == jnp.dtype(dtype)
+    assert mean.total.dtype == mean.state_dtype == jnp.float32
     assert mean.result().dtype == jnp.dtype(dtype)
     assert float(mean.result()) == 2.0
 

@@ -9,11 +9,21 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from replicax.cluster.addresses import free_ports
 from replicax.launch.plan import device_environment
 from tests.backend.fresh_process import SETUP_VARIABLES
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
+
+LAYOUTS = {"2x1": (2, 1), "2x2": (2, 2), "3x1": (3, 1), "3x2": (3, 2)}
+"""Workers, and devices of each."""
+
+QUICK_LAYOUT = "2x2"
+EACH_LAYOUT = [
+    name if name == QUICK_LAYOUT else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS
+]
 
 
 # What this test process has set up for itself, and workers must not inherit. Nor the compilation

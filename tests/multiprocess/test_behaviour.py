@@ -8,7 +8,7 @@ import pytest
 from tests.multiprocess import behaviour
 from tests.multiprocess.clusters import require_success, run_workers
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 SECONDS = 240
 BOTH = r"worker 1 \(127.0.0.1:\d+\).*worker 0|worker 0 \(127.0.0.1:\d+\).*worker 1"

@@ -15,7 +15,7 @@ from replicax.checkpoint.latest import latest_checkpoint
 from tests.checkpoint.mid_save import half_written, stop_in_mid_save
 from tests.multiprocess.checkpoint_programs import Model, start
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

@@ -4,19 +4,13 @@ import pathlib
 
 import pytest
 
-from tests.multiprocess.clusters import require_success, run_workers
+from tests.multiprocess.clusters import EACH_LAYOUT, LAYOUTS, require_success, run_workers
 
 FILES = sorted(
     path.relative_to(pathlib.Path(__file__).parents[2]).as_posix()
     for path in (pathlib.Path(__file__).parents[1] / "contracts").glob("test_*.py")
 )
 GROUPS = {"one half": FILES[::2], "the other": FILES[1::2]}
-LAYOUTS = {
-    "2 workers, 1 device": (2, 1),
-    "2 workers, 2 devices": (2, 2),
-    "3 workers, 1 device": (3, 1),
-    "3 workers, 2 devices": (3, 2),
-}
 SECONDS = 900  # on a busy machine; it takes a minute
 
 VARIABLES = {
@@ -25,12 +19,14 @@ VARIABLES = {
 }
 
 
-@pytest.mark.multiprocess
+@pytest.mark.cluster
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_contract_holds_on_several_workers(layout, group, tmp_path):
+@pytest.mark.parametrize("layout", EACH_LAYOUT)
+def test_every_contract_holds_on_several_workers(layout, group, is_full, tmp_path):
+    tier = ["--full"] if is_full else []
     ended = run_workers(
-        ["-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *GROUPS[group]],
+        ["-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *tier, *GROUPS[group]],
         *LAYOUTS[layout],
         tmp_path,
         seconds=SECONDS,

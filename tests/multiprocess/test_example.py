@@ -10,7 +10,7 @@ import pytest
 
 from tests.multiprocess.clusters import REPOSITORY, Workers, require_success
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 EXAMPLE = "examples/multi_worker.py"
 SECONDS = 180

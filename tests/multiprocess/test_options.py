@@ -4,7 +4,7 @@ import pytest
 
 from tests.multiprocess.clusters import Workers, require_success, run_workers
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 SECONDS = 240
 

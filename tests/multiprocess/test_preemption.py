@@ -19,7 +19,7 @@ from tests.multiprocess import preemption_programs
 from tests.multiprocess.checkpoint_programs import ROOT, start
 from tests.multiprocess.clusters import environment
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 PROGRAMS = preemption_programs.__file__
 LAUNCH = "from replicax.cli.main import main; main()"

@@ -10,7 +10,7 @@ import pytest
 from tests.multiprocess.clusters import REPOSITORY, environment
 from tests.multiprocess.recovery import NUM_STEPS
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 SECONDS = 240
 RANDOM = random.Random(5)

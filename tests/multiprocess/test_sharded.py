@@ -7,13 +7,12 @@ import pytest
 
 import replicax as rx
 from tests.multiprocess import sharded, training
-from tests.multiprocess.clusters import require_success, run_workers
+from tests.multiprocess.clusters import EACH_LAYOUT, LAYOUTS, require_success, run_workers
 from tests.multiprocess.test_training import close
 
-LAYOUTS = {"2x2": (2, 2), "3x1": (3, 1)}
 SECONDS = 300
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +21,7 @@ def alone():
     return training.train(rx.MirroredStrategy(["CPU:0"]), sharded.optimizer)
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(scope="module", params=EACH_LAYOUT)
 def cluster(request, tmp_path_factory):
     """What each worker of a cluster has found, and where the checkpoint is."""
     folder = tmp_path_factory.mktemp("checkpoints")

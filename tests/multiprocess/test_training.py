@@ -7,12 +7,11 @@ import pytest
 
 import replicax as rx
 from tests.multiprocess import training
-from tests.multiprocess.clusters import require_success, run_workers
+from tests.multiprocess.clusters import EACH_LAYOUT, LAYOUTS, require_success, run_workers
 
-LAYOUTS = {"2x1": (2, 1), "2x2": (2, 2), "3x1": (3, 1), "3x2": (3, 2)}
 SECONDS = 300
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +21,7 @@ def alone():
     return {name: training.train(strategy, make) for name, make in training.OPTIMIZERS.items()}
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(scope="module", params=EACH_LAYOUT)
 def cluster(request, tmp_path_factory):
     """What each worker of a cluster has found, and how many replicas it has."""
     folder = tmp_path_factory.mktemp("texts")

@@ -172,6 +172,24 @@ def test_accumulation_in_cross_replica_context():
     assert float(w) == -4.0
 
 
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN"])
+def test_half_float_gradients_are_accumulated_in_32_bits(execute, aggregation):
+    strategy = mirrored(2)
+    w, optimizer = made(
+        strategy, jnp.zeros(3, jnp.float16), accumulate_steps=3, aggregation=aggregation
+    )
+    gradient = 30_000.0 if aggregation == "SUM" else 60_000.0
+
+    def step():
+        optimizer.apply_gradients([(jnp.full(3, gradient, jnp.float16), w)])
+
+    step = execute.prepare(strategy, step)
+    for _ in range(3):
+        step()
+    assert w.dtype == jnp.float16
+    assert w.numpy().tolist() == [-60_000.0] * 3
+
+
 # -- mistakes ------------------------------------------------------------------------------------
 
 

@@ -1,11 +1,15 @@
 """`update` and `update_non_slot`, and the recipes that the document makes of them."""
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import replicax as rx
-from tests.contracts.strategies import num_copies
+from tests.contracts.strategies import mirrored, num_copies
 
 SUM = rx.ReduceOp.SUM
 ON_READ = rx.VariableSynchronization.ON_READ
@@ -282,3 +286,58 @@ def test_the_copies_become_visible_together(two):
     with pytest.raises(ValueError, match="stop"):
         two.extended.update(v, fn)
     assert [float(c) for c in copies(two, v)] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("call", ["update", "update_non_slot"])
+def test_copies_that_would_differ_are_refused_and_nothing_is_written(many, call):
+    v, other = variable(many, 3.0, name="w"), variable(many, [1.0, 2.0])
+    numbers = itertools.count()
+
+    def fn(*_):
+        other.assign([5.0, 5.0])
+        v.assign(float(next(numbers)))
+
+    where = v if call == "update" else many.extended.non_slot_devices([v])
+    if num_copies(many) == 1:  # nothing can differ
+        getattr(many.extended, call)(where, fn)
+        assert float(v) == 0.0
+        return
+    with pytest.raises(
+        ValueError, match=r"variable 'w' different values: 0\.0 to copy 0 and 1\.0 to copy 1.*args"
+    ):
+        getattr(many.extended, call)(where, fn)
+    assert all(copy == 3.0 for copy in copies(many, v))
+    assert all(copy.tolist() == [1.0, 2.0] for copy in copies(many, other))
+
+
+def test_the_same_bits_are_no_difference(many):
+    v = variable(many, [1.0, 2.0, 3.0])
+    many.extended.update(v, lambda v: v.assign([jnp.nan, -0.0, jnp.inf]))
+    for copy in copies(many, v):
+        np.testing.assert_array_equal(copy, [np.nan, -0.0, np.inf])
+        assert np.signbit(copy[1])
+
+
+def test_results_that_differ_are_per_replica(two):
+    v, numbers = variable(two, 1.0), itertools.count()
+    array, number = two.extended.update(v, lambda v: (jnp.float32(next(numbers)), next(numbers)))
+    assert [float(x) for x in two.experimental_local_results(array)] == [0.0, 2.0]
+    assert list(two.experimental_local_results(number)) == [1, 3]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.floats(width=32), min_size=2, max_size=2),
+    st.sampled_from(["assign", "assign_add", "assign_sub"]),
+)
+def test_an_update_leaves_equal_copies_or_raises(values, method):
+    strategy = mirrored(2)
+    v = variable(strategy, 1.5)
+    given_values = iter(values)
+    try:
+        strategy.extended.update(v, lambda v: getattr(v, method)(next(given_values)))
+    except ValueError as error:
+        assert "different values" in str(error)
+        assert [float(copy) for copy in copies(strategy, v)] == [1.5, 1.5]
+    first, second = copies(strategy, v)
+    assert first.tobytes() == second.tobytes()

@@ -223,6 +223,38 @@ def test_the_inputs_may_be_nests_with_objects_in_them(two, launches):
     assert float(context.last_step_outputs["total"]) == 3 * (6 + 7) + 2
 
 
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_inputs_of_strings_run_one_by_one_with_one_notice(strategy, iterations):
+    texts, numbers = np.array([["a", "b"], ["c", "d"]]), np.ones((2, 2), np.float32)
+    data = [(strategy.distribute_batch(texts), strategy.distribute_batch(numbers))] * iterations
+    seen = []
+
+    def step(context, inputs):
+        text, number = inputs
+        assert sorted({str(t) for part in strategy.experimental_local_results(text)
+                       for t in np.ravel(part)}) == ["a", "b", "c", "d"]  # fmt: skip
+        seen.append(strategy.reduce(SUM, number, axis=(0, 1)))
+
+    with pytest.warns(notices.ReplicaxWarning, match=r"one by one.*\[0\] has no numbers"):
+        strategy.extended.experimental_run_steps_on_iterator(step, iter(data), iterations)
+    assert [float(total) for total in seen] == [4.0] * iterations
+
+
+class OddlyEqual:
+    """Answers a comparison as arrays do."""
+
+    def __eq__(self, other):
+        return np.array([True, True])
+
+    __hash__ = object.__hash__
+
+
+def test_inputs_that_compare_to_no_bool_run_one_by_one(two):
+    data = [(OddlyEqual(), np.ones(2, np.float32)) for _ in range(2)]
+    with pytest.warns(notices.ReplicaxWarning, match=r"not the same in step 0 and step 1"):
+        two.extended.experimental_run_steps_on_iterator(lambda context, _: None, iter(data), 2)
+
+
 def test_a_mirrored_input_and_a_mirrored_output(two, launches):
     def step(context, x):
         total = two.run(lambda x: rx.get_replica_context().all_reduce(SUM, x), args=(x,))

@@ -44,8 +44,6 @@ class Reduction:
         accumulate: Adds the list of all replicas' values, only with `on_replica`.
         ordered: Whether every device adds all values in the order of the replicas, so
             that the bits do not depend on how the replicas are spread over workers.
-        widens: Whether numbers of 8 or 16 bits travel as 32. XLA does so itself on CPUs,
-            but ends the process if the program is partitioned within replicas too.
     """
 
     num_packs: int = 1
@@ -53,7 +51,6 @@ class Reduction:
     on_replica: int | None = None
     accumulate: Callable[[list[jax.Array]], jax.Array] | None = None
     ordered: bool = False
-    widens: bool = False
 
     @property
     def is_plain_sum(self) -> bool:
@@ -75,29 +72,60 @@ def as_mean_dtype(dtype: Any) -> Any:
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 
 
+def summing_dtype(dtype: Any) -> Any:
+    """The dtype in which values of `dtype` are added; the sum is rounded once, at the end.
+
+    It has 32 bits at least: in half floats 1,000 times 100 is infinite, and beyond 2048 adding 1
+    changes nothing. XLA adds 16-bit numbers so by itself on CPUs, but ends the process if the
+    program is partitioned within replicas too.
+
+    Example:
+        >>> summing_dtype(jnp.dtype("float16")).__name__, summing_dtype(jnp.dtype("int32")).name
+        ('float32', 'int32')
+    """
+    if dtype.itemsize >= 4:
+        return dtype
+    return jnp.float32 if jnp.issubdtype(dtype, jnp.floating) else jnp.int32
+
+
 def all_reduce(
     op: ReduceOp, values: Sequence[Any], num_replicas: int, reduction: Reduction = ALL_REDUCE
 ) -> list[jax.Array]:
     """Sum or mean over all replicas of each value, in a compiled replica function."""
-    return finished(op, _packed_sum(addable(op, values), reduction), num_replicas)
+    arrays = addable(op, values)
+    sums = _packed_sum(arrays, reduction)
+    return [
+        finished(op, total, array.dtype, num_replicas)
+        for total, array in zip(sums, arrays, strict=True)
+    ]
 
 
 def addable(op: ReduceOp, values: Sequence[Any]) -> list[jax.Array]:
-    """The values in the types in which they are added for `op`."""
+    """The values in the types that the results of `op` have."""
     arrays = [jnp.asarray(value) for value in values]
     if op is ReduceOp.MEAN:  # first, because a sum of integers may not fit their type
         arrays = [a.astype(as_mean_dtype(a.dtype)) for a in arrays]
     return [a.astype(jnp.int32) if a.dtype == bool else a for a in arrays]
 
 
-def finished(op: ReduceOp, sums: list[jax.Array], num_replicas: int) -> list[jax.Array]:
-    """What `op` makes of the sums over all replicas."""
-    if op is ReduceOp.SUM:
-        return sums
-    return [(s / num_replicas).astype(as_mean_dtype(s.dtype)) for s in sums]
+def sum_over_dims(
+    op: ReduceOp, array: jax.Array, axis: int | tuple[int, ...]
+) -> tuple[jax.Array, Any]:
+    """The sum over some dims, on the way to `op` over all replicas, and the dtype of the result."""
+    dtype = as_mean_dtype(array.dtype) if op is ReduceOp.MEAN else array.dtype
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return array.sum(axis, dtype=summing_dtype(dtype)), dtype
+    total = array.sum(axis)  # of small integers and bools a wider one
+    return total, total.dtype
+
+
+def finished(op: ReduceOp, total: jax.Array, dtype: Any, count: int) -> jax.Array:
+    """What `op` makes of the sum of `count` values, in the dtype of the result."""
+    return (total if op is ReduceOp.SUM else total / float(max(count, 1))).astype(dtype)
 
 
 def _packed_sum(arrays: list[jax.Array], reduction: Reduction) -> list[jax.Array]:
+    """The sums over all replicas, each in its `summing_dtype`."""
     results: list[Any] = [None] * len(arrays)
     for pack in packs(arrays, reduction):
         if len(pack) == 1:
@@ -135,7 +163,8 @@ def packs(arrays: list[jax.Array], reduction: Reduction) -> list[list[int]]:
     groups: dict[Any, list[int]] = {}
     for index, array in enumerate(arrays):
         small = array.size < PACKED_BELOW and reduction.num_packs > 0
-        if small or reduction.bytes_per_pack:
+        # XLA ends the process over some programs that join empty arrays with others.
+        if array.size and (small or reduction.bytes_per_pack):
             groups.setdefault(array.dtype, []).append(index)
         else:
             alone.append([index])
@@ -167,9 +196,9 @@ def _by_bytes(indices: list[int], arrays: list[jax.Array], limit: int) -> list[l
 
 
 def _sum_over_replicas(array: jax.Array, reduction: Reduction) -> jax.Array:
-    if reduction.widens and array.dtype.itemsize < 4:
-        wide = jnp.float32 if jnp.issubdtype(array.dtype, jnp.floating) else jnp.int32
-        return _sum_over_replicas(array.astype(wide), reduction).astype(array.dtype)
+    array = array.astype(summing_dtype(array.dtype))
+    if not array.size:  # nothing to send, and equal on all replicas from here on
+        return jnp.zeros(array.shape, array.dtype)
     if reduction.ordered:
         gathered = lax.all_gather(array, REPLICA_AXIS)
         return functools.reduce(jnp.add, [gathered[i] for i in range(gathered.shape[0])])
@@ -191,19 +220,51 @@ def _psum(array: jax.Array) -> jax.Array:
     return array if lax.axis_size(REPLICA_AXIS) == 1 else lax.psum(array, REPLICA_AXIS)
 
 
+def gathered(
+    array: jax.Array, dim: int = 0, *, tiled: bool = False, axis: str = REPLICA_AXIS
+) -> jax.Array:
+    """The values of all replicas on every one, along `dim`; `tiled` joins them in that dim.
+
+    The gradient is a sum over the replicas, so numbers travel in their `summing_dtype`. Values
+    without elements do not travel: XLA has no collective for them.
+    """
+    if not array.size:
+        shape = list(array.shape) if tiled else [*array.shape[:dim], 1, *array.shape[dim:]]
+        shape[dim] *= lax.axis_size(axis)
+        return jnp.zeros(shape, array.dtype)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return lax.all_gather(array, axis, axis=dim, tiled=tiled)
+    wide = array.astype(summing_dtype(array.dtype))
+    return lax.all_gather(wide, axis, axis=dim, tiled=tiled).astype(array.dtype)
+
+
 def from_first_replica(array: jax.Array) -> jax.Array:
     """Replica 0's value on every replica, bit by bit, in a compiled replica function."""
-    first = lax.axis_index(REPLICA_AXIS) == 0
-    if array.dtype == bool:
-        return from_first_replica(array.astype(jnp.int32)).astype(bool)
-    if jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize <= 4:
-        bits = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
-        whole = lax.bitcast_convert_type(array, bits).astype(jnp.uint32)
-        return lax.bitcast_convert_type(from_first_replica(whole).astype(bits), array.dtype)
-    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+    dtype = array.dtype
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
         data = from_first_replica(jax.random.key_data(array))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return lax.complex(from_first_replica(array.real), from_first_replica(array.imag))
+    if jnp.issubdtype(dtype, jnp.floating):  # whose sum with 0 would lose the sign of -0
+        bits = {1: jnp.uint8, 2: jnp.uint16}.get(dtype.itemsize, jnp.uint32)
+        same = from_first_replica(lax.bitcast_convert_type(array, bits))
+        return lax.bitcast_convert_type(same, dtype)
+    if dtype.itemsize < 4:
+        return from_first_replica(array.astype(jnp.int32)).astype(dtype)
+    first = lax.axis_index(REPLICA_AXIS) == 0
     return _psum(jnp.where(first, array, jnp.zeros_like(array)))
+
+
+def on_all_devices(array: jax.Array, mesh: ReplicaMesh) -> jax.Array:
+    """`array`, divided among the replicas on dim 0, whole on every device; in a whole program.
+
+    To be called before it is cut: XLA makes a slice of a divided array by adding the parts that
+    the devices have of it to zeros, which turns -0 into 0 and the smallest numbers too.
+    """
+    if mesh.num_replicas == 1:
+        return array
+    return lax.with_sharding_constraint(array, mesh.replicated)
 
 
 def per_replica_map(

@@ -128,14 +128,42 @@ def is_batching(until: Trace | None = None) -> bool:
     return False
 
 
-def is_staged_below(base: Trace) -> bool:
-    """Whether a program is being recorded inside the program of trace `base`."""
+def trace_of(tracer: Any) -> Trace:
+    """The trace that `tracer` is a value of."""
+    return tracer._trace
+
+
+def traces_inside(base: Trace) -> tuple[list[Trace], bool]:
+    """The traces open inside `base`, outermost first, and whether these are all.
+
+    They are not inside the functions and rules of ``custom_jvp`` and ``custom_vjp``, which JAX
+    traces apart from what is around them.
+    """
+    inside = []
     for trace in _chain():
         if trace is base:
-            return False
-        if isinstance(trace, pe.DynamicJaxprTrace):
-            return True
-    return False
+            return inside[::-1], True
+        inside.append(trace)
+    return inside[::-1], False
+
+
+def is_open(tracer: Any) -> bool:
+    """Whether the transformation that a tracer belongs to is open around the current code.
+
+    JAX computes with a tracer where it is not, and loses the derivative or fails much later.
+    """
+    return any(trace is tracer._trace for trace in _chain())
+
+
+def recorded_for(trace: Trace) -> str | None:
+    """What `trace` records a program for, in JAX's words: "jit", "scan", "custom_jvp fun".
+
+    "vmap" for a trace that maps; None for one that does neither.
+    """
+    if isinstance(trace, pe.DynamicJaxprTrace):
+        debug_info = trace.frame.debug_info
+        return "an inner program" if debug_info is None else debug_info.traced_for
+    return "vmap" if isinstance(trace, batching.BatchTrace) else None
 
 
 def is_traced_inside(tracer: Any) -> bool:
@@ -232,6 +260,21 @@ def transposed_product(array: Any) -> TransposedProduct | None:
     shape = multiplication.in_tracers[0].aval.shape
     contracted = tuple(shape[axis] for axis in axes)
     return TransposedProduct(product, transposition.params["permutation"], contracted)
+
+
+def captured_tracers(jaxpr: Any) -> Iterator[Any]:
+    """The tracers among the constants of bodies at any depth of a plain Jaxpr.
+
+    Such a body cannot be compiled. JAX leaves them there when a rule of ``custom_jvp`` or
+    ``custom_vjp`` closes over a tracer.
+    """
+    for eqn in jaxpr.eqns:
+        for value in eqn.params.values():
+            for item in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(item, ClosedJaxpr):
+                    yield from (c for c in item.consts if isinstance(c, jax_core.Tracer))
+        for body in sub_jaxprs(eqn.params):
+            yield from captured_tracers(body)
 
 
 def replace_sub_jaxprs(params: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -390,6 +433,16 @@ def shards(array: jax.Array) -> list[jax.Array]:
         data = shards(jax.random.key_data(array))
         return [jax.random.wrap_key_data(d, impl=jax.random.key_impl(array)) for d in data]
     return array._arrays  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_deleted(array: Any) -> bool:
+    """Whether any of the local parts of a concrete array is deleted.
+
+    ``array.is_deleted()`` looks at the first only. A program that gets such an array ends the
+    process.
+    """
+    parts = getattr(getattr(array, "_base_array", array), "_arrays", ())  # of random keys
+    return array.is_deleted() or any(map(ConcreteArray.is_deleted, parts))
 
 
 def parts_placer(example: jax.Array) -> Callable[[Sequence[Any]], jax.Array]:

@@ -39,6 +39,11 @@ class ReplicaMesh:
     per_replica: NamedSharding
     logical_devices: tuple[tuple[Device, ...], ...]
 
+    def described(self) -> str:
+        """The devices of the replicas, for errors."""
+        rows = [[f"{d.platform.upper()}:{d.id}" for d in row] for row in self.logical_devices]
+        return ", ".join(row[0] if len(row) == 1 else f"({' '.join(row)})" for row in rows)
+
     @property
     def num_logical_devices(self) -> int:
         """How many logical devices a replica spans."""

@@ -17,10 +17,11 @@ from jax.sharding import NamedSharding
 
 from replicax.backend import compat
 from replicax.backend.mesh import ReplicaMesh
-from replicax.core.errors import BatchError
+from replicax.core.errors import BatchError, DeletedValueError
 from replicax.core.typing import Device
 
 HostArray = np.ndarray | np.generic
+Arrays = (jax.Array, np.ndarray, np.generic)
 
 
 def is_array_like(value: object) -> bool:
@@ -32,6 +33,41 @@ def is_array_like(value: object) -> bool:
     return isinstance(value, (bool, int, float, complex))
 
 
+_WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
+
+TURN_ON_X64 = (
+    "Turn 64-bit types on with jax.config.update('jax_enable_x64', True), or here with "
+    "`with jax.enable_x64(True):`"
+)
+
+
+def is_too_wide(dtype: Any) -> bool:
+    """Whether JAX would narrow arrays of `dtype` without a word: 64-bit types are off."""
+    return dtype in _WIDE and not jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def are_same(arrays: Sequence[Any]) -> bool:
+    """Whether all arrays have one shape, one dtype and the same bits, wherever they are.
+
+    Example:
+        >>> are_same([np.float32(0.0), jnp.float32(0.0)]), are_same([np.zeros(1), -np.zeros(1)])
+        (True, False)
+    """
+    first = arrays[0]
+    others = [array for array in arrays if array is not first]
+    if any(isinstance(array, Tracer) for array in arrays) and others:
+        return False
+    bits = _bits(first) if others else None
+    return all(_bits(other) == bits for other in others)
+
+
+def _bits(array: Any) -> tuple[Any, ...]:
+    dtype = array.dtype
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        array = jax.random.key_data(array)
+    return array.shape, dtype, np.asarray(array).tobytes()
+
+
 def narrowed(value: Any, leaf: str) -> Any:
     """`value` with the dtype JAX will give it; 64-bit host values are checked first.
 
@@ -40,9 +76,10 @@ def narrowed(value: Any, leaf: str) -> Any:
         leaf: What to call it in an error.
 
     Raises:
-        BatchError: If the value does not fit the narrower type.
+        BatchError: If the value does not fit the narrower type, or is a 64-bit array of JAX.
     """
     if isinstance(value, jax.Array):
+        require_width(value.dtype, leaf)
         return value
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.dtype.itemsize < 8 or array.dtype.kind not in "iufc":
@@ -63,6 +100,19 @@ def narrowed(value: Any, leaf: str) -> Any:
         if largest > np.finfo(target).max:
             raise BatchError(_does_not_fit(leaf, array.dtype, target, largest))
     return array.astype(target)
+
+
+def require_width(dtype: Any, leaf: str) -> None:
+    """Raises if `leaf` is an array of JAX that was made while 64-bit types were on, and are not.
+
+    Raises:
+        BatchError: If so.
+    """
+    if is_too_wide(dtype):
+        raise BatchError(
+            f"{leaf} has dtype {dtype}, made while 64-bit types were on. They are off now, and JAX "
+            f"would cut it to 32 bits. {TURN_ON_X64}, or convert it while they are on."
+        )
 
 
 def _does_not_fit(leaf: str, dtype: np.dtype, target: np.dtype, value: Any) -> str:
@@ -189,10 +239,19 @@ def one_device(array: jax.Array) -> jax.Array:
     return compat.uncommitted(compat.shards(array)[0])
 
 
-def uncommitted_argument(value: Any) -> Any:
-    """`value`, freed from the device it is committed to, so that any mesh may take it."""
-    if isinstance(value, Tracer) or not isinstance(value, jax.Array) or not value.committed:
+def uncommitted_argument(value: Any, name: Callable[[], str] = "an argument".__str__) -> Any:
+    """`value`, freed from the device it is committed to, so that any mesh may take it.
+
+    Raises:
+        DeletedValueError: If it has been deleted, in part or in whole; `name` says what it is.
+    """
+    if isinstance(value, Tracer) or not isinstance(value, jax.Array):
         return value
-    if len(value.devices()) == 1:
+    if compat.is_deleted(value):
+        raise DeletedValueError(
+            f"{name()} cannot be used: it is gone, or a part of it. Array has been deleted, or "
+            "donated to a jitted function. Give away a copy, such as jnp.copy(x), or make it anew."
+        )
+    if value.committed and len(value.devices()) == 1:
         return compat.uncommitted(compat.shards(value)[0])
     return value

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from replicax.backend import cpu_client, workers
+from replicax.backend import compat, cpu_client, workers
 
 MAX_IN_FLIGHT = 8
 
@@ -163,7 +163,7 @@ class RunAhead:
                 return
             for token in tuple(self.tokens):
                 try:
-                    token.block_until_ready()
+                    _await(token)
                 except Exception:
                     return  # the failed token stays in the queue, so the error is not lost
             self.tokens.clear()
@@ -207,8 +207,7 @@ class RunAhead:
         while len(tokens) > num_left:
             oldest = tokens[0]
             try:
-                if not oldest.is_deleted():  # by a user whose result it is as well
-                    oldest.block_until_ready()
+                _await(oldest)
             except Exception as error:
                 self._drop_all(oldest, error)
                 if lost := workers.lost_worker(error):
@@ -240,12 +239,26 @@ class RunAhead:
             token = self.tokens[0]
             try:
                 if token is not failed:
-                    token.block_until_ready()
+                    _await(token)
             except Exception as other:
                 failures[f"{type(other).__name__}: {other}".splitlines()[0]] += 1
             self.tokens.popleft()
         for text, count in failures.items():
             error.add_note(f"{count} program(s) launched after it failed as well: {text}")
+
+
+def _await(token: jax.Array) -> None:
+    """Waits for a token, or for what a user whose result it is as well has left of it."""
+    if token.is_deleted():
+        return
+    try:
+        token.block_until_ready()
+    except Exception:
+        if not compat.is_deleted(token):
+            raise
+        for part in compat.shards(token):
+            if not part.is_deleted():
+                part.block_until_ready()
 
 
 def is_pool_small() -> bool:

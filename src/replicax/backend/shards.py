@@ -109,16 +109,22 @@ def reduce_scatter(
     if not values:
         return []
     num_replicas = layouts[0].num_parts
-    if reduction.on_replica is not None or reduction.ordered or reduction.widens:
+    if reduction.on_replica is not None or reduction.ordered:
         sums = collectives.all_reduce(op, values, num_replicas, reduction)
         return [layout.own_part(total) for layout, total in zip(layouts, sums, strict=True)]
     arrays = collectives.addable(op, values)
-    rows = [layout.split(array) for layout, array in zip(layouts, arrays, strict=True)]
+    rows = [
+        layout.split(array.astype(collectives.summing_dtype(array.dtype)))
+        for layout, array in zip(layouts, arrays, strict=True)
+    ]
 
     def scattered(sent: jax.Array) -> jax.Array:
         return lax.psum_scatter(sent, REPLICA_AXIS, scatter_dimension=0)
 
-    return collectives.finished(op, _sent_together(rows, scattered, reduction), num_replicas)
+    return [
+        collectives.finished(op, total, array.dtype, num_replicas)
+        for total, array in zip(_sent_together(rows, scattered, reduction), arrays, strict=True)
+    ]
 
 
 def all_gather(

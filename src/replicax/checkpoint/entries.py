@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from replicax.backend import compat, workers
+from replicax.backend import compat, placement, workers
 from replicax.checkpoint.encoding import array_names, decode, encode
 from replicax.core.enums import VariableAggregation, VariableSynchronization
 from replicax.values.distributed import PerReplica
@@ -138,6 +138,11 @@ class VariableEntry:
             found.append(f"shape {self.variable.shape} here, {saved} in the checkpoint")
         if record["dtype"] != self._dtype:
             found.append(f"dtype {self._dtype} here, {record['dtype']} in the checkpoint")
+        if placement.is_too_wide(self.variable.dtype):
+            found.append(
+                f"dtype {self._dtype}, which would be cut to 32 bits: 64-bit types are off. "
+                f"{placement.TURN_ON_X64}"
+            )
         if not record["has_value"] and record["copies"] != self._num_copies:
             found.append(
                 f"{self._num_copies} independent copies here, {record['copies']} in the "

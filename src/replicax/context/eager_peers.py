@@ -7,8 +7,9 @@ values, because its rule is called with the primals.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -19,15 +20,20 @@ from replicax.backend import compat, placement
 from replicax.backend.collectives import Reduction
 from replicax.backend.mesh import ReplicaMesh
 from replicax.context import stack
+from replicax.context.same_call import SameCall
 from replicax.core import nest
 from replicax.core.enums import ReduceOp
 from replicax.core.errors import ContextError, ReductionError
 from replicax.execution import epoch
+from replicax.execution.captured import Captured, captured_by
 from replicax.execution.eager import ReplicaThreads
 from replicax.values.distributed import Mirrored, PerReplica
 from replicax.values.operators import plain
 from replicax.values.reduce import check_gather, gather_leaf, reduce_leaf
 from replicax.values.regroup import regroup, select
+
+_PASS_IT = "Use the same on every replica, or pass it as an argument of the call."
+_RETURN_IT = "The call itself changed it, for the first of them only: return the value instead."
 
 
 class EagerSession:
@@ -66,26 +72,72 @@ class EagerSession:
         found = self._mirrored.get(id(leaf))
         return None if found is None else found[1]
 
-    def merge(self, label: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Called by a replica: all meet, ``fn(*args)`` runs once in cross-replica context."""
-        hold = functools.partial(self._hold, label)
-        answer = self.threads.meet(label, hold, payload=(fn, args, kwargs))
+    def merge(
+        self,
+        label: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Any,
+        own: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Called by a replica: all meet, ``fn(*args)`` runs once in cross-replica context.
+
+        With `own`, see `ReplicaContext.together`.
+        """
+        # Listed here: the next replica may give captured names other values.
+        call = _Call(fn, None if own is None else captured_by(own), args, kwargs)
+        answer = self.threads.meet(label, functools.partial(self._hold, label), payload=call)
         epoch.renew()
         return answer
 
-    def _hold(self, label: str, payloads: list[Any]) -> list[Any]:
-        fn = payloads[0][0]
-        grouped = [(args, kwargs) for _, args, kwargs in payloads]
-        args, kwargs = regroup(
-            grouped,
+    def _hold(self, label: str, calls: list[_Call]) -> list[Any]:
+        same = SameCall(label, self.mesh, self.find_mirrored)
+        same.require([captured_by(call.fn) for call in calls], _PASS_IT)
+        fn = calls[0].fn
+        own = [call.own for call in calls if call.own is not None]
+        if own:
+            fn = functools.partial(fn, same.own_values(own, self._regrouped_captured(label)))
+        args, kwargs = self._regrouped([(call.args, call.kwargs) for call in calls], label)
+        with stack.entered(stack.Entry(self.strategy, stack.Mode.MERGE)):
+            result = self.remember(fn(*args, **kwargs))
+        same.require([captured_by(call.fn) for call in calls], _RETURN_IT)
+        return [select(result, replica_id) for replica_id in self.mesh.local_replicas]
+
+    def _regrouped(self, nests: list[Any], label: str, arguments: Collection[int] = ()) -> Any:
+        return regroup(
+            nests,
             self.mesh,
             find_mirrored=self.find_mirrored,
+            arguments=arguments,
             shared=self.shared,
             what=label,
         )
-        with stack.entered(stack.Entry(self.strategy, stack.Mode.MERGE)):
-            result = self.remember(fn(*args, **kwargs))
-        return [select(result, replica_id) for replica_id in self.mesh.local_replicas]
+
+    def _regrouped_captured(self, label: str) -> Callable[[list[list[Any]]], list[Any]]:
+        """As arguments; but an array of the host that all replicas captured is the same."""
+
+        def merge(rows: list[list[Any]]) -> list[Any]:
+            known = () if self.mesh.spans_workers else {id(value) for value in rows[0]}
+            return self._regrouped(rows, label, known)
+
+        return merge
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Call:
+    """What one replica brings to a meeting.
+
+    Attributes:
+        fn: The function that is to run.
+        own: What another function brings along, some of it perhaps of the replica's own.
+        args: The arguments of `fn`.
+        kwargs: The same by keyword.
+    """
+
+    fn: Callable[..., Any]
+    own: Sequence[Captured] | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 class EagerPeers:
@@ -94,7 +146,23 @@ class EagerPeers:
     def __init__(self, session: EagerSession, replica_id: int) -> None:
         """Peers of replica `replica_id` of the run `session`."""
         self._session = session
-        self.replica_id = replica_id
+        self._replica_id = replica_id
+
+    @property
+    def replica_id(self) -> int:
+        """The index of this replica.
+
+        Raises:
+            ContextError: In what all replicas call together, which belongs to none of them.
+        """
+        if self._session.threads.are_meeting():
+            raise ContextError(
+                f"the replica_id_in_sync_group of a captured ReplicaContext, that of replica "
+                f"{self._replica_id}, was asked for in what all replicas call together (merge_fn, "
+                "an update, a function). Ask before and pass it as an argument; in a function, "
+                "call replicax.get_replica_context() there."
+            )
+        return self._replica_id
 
     def merge(
         self, merge_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -108,72 +176,83 @@ class EagerPeers:
 
         return session.merge("merge_call", with_strategy, args, kwargs)
 
-    def together(self, label: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def together(
+        self, label: str, fn: Callable[..., Any], args: tuple[Any, ...], *, own: Any = None
+    ) -> Any:
         """Waits for all replicas and runs `fn` once, in cross-replica context."""
         require_concrete(label)
-        return self._session.merge(label, fn, args, {})
+        return self._session.merge(label, fn, args, {}, own)
 
-    def all_reduce(self, op: ReduceOp, leaves: list[Any], options: Any) -> list[jax.Array]:
+    def all_reduce(self, op: ReduceOp, value: Any, options: Any) -> Any:
         """Waits for all replicas and combines what they brought."""
         del options
         require_concrete("all_reduce")
+        session = self._session
 
-        def meet(values: list[Any]) -> list[Any]:
-            return self._session.merge("all_reduce", self._reduce_all, (op, values), {})
+        def reduce_all(value: Any) -> Any:
+            return nest.map_leaves(functools.partial(_reduced, session, op), value)
 
-        return _differentiable(meet)([jnp.asarray(plain(leaf)) for leaf in leaves])
+        def meet(value: Any) -> Any:
+            return session.merge("all_reduce", reduce_all, (value,), {})
 
-    def _reduce_all(self, op: ReduceOp, values: list[Any]) -> list[Mirrored]:
-        mesh = self._session.mesh
-        results = []
-        for value in values:
-            if isinstance(value, PerReplica) and value.is_uneven:
-                raise ReductionError(
-                    f"all_reduce needs the same shape on every replica; got {list(value.shapes)}."
-                )
-            total = reduce_leaf(op, value, None, mesh, self._session.reduction)
-            results.append(Mirrored(mesh, array=placement.replicate(total, mesh)))
-        return results
+        return _differentiable(meet)(nest.map_leaves(lambda x: jnp.asarray(plain(x)), value))
 
-    def all_gather(self, leaf: Any, axis: int) -> jax.Array:
+    def all_gather(self, value: Any, axis: int) -> Any:
         """Waits for all replicas and concatenates what they brought."""
         require_concrete("all_gather")
         session = self._session
 
-        def gather(value: Any) -> tuple[Mirrored, PerReplica]:
-            mesh = session.mesh
-            sizes = [shape[axis] for shape in _shapes(value, mesh)]
-            starts = [sum(sizes[:replica]) for replica in mesh.local_replicas]
-            whole = gather_leaf(value, axis, mesh)
-            mirrored = Mirrored(mesh, array=placement.replicate(whole, mesh))
-            shapes = [()] * mesh.num_replicas
-            return mirrored, PerReplica(mesh, components=starts, shapes=shapes)
+        def gather_all(value: Any) -> tuple[Any, Any]:
+            wholes = nest.map_leaves(functools.partial(_gathered, session, axis), value)
+            return wholes, nest.map_leaves(functools.partial(_starts, session, axis), value)
 
-        def meet(value: Any) -> tuple[jax.Array, int]:
-            return session.merge("all_gather", gather, (value,), {})
+        def meet(value: Any) -> tuple[Any, Any]:
+            return session.merge("all_gather", gather_all, (value,), {})
 
         @jax.custom_vjp
-        def gathered(value: Any) -> jax.Array:
+        def gathered(value: Any) -> Any:
             return meet(value)[0]
 
-        def forward(value: Any) -> tuple[jax.Array, Any]:
-            whole, start = meet(value)
-            return whole, (start, value.shape[axis])
+        def forward(value: Any) -> tuple[Any, Any]:
+            wholes, starts = meet(value)
+            return wholes, (starts, nest.map_leaves(lambda leaf: leaf.shape[axis], value))
 
         def backward(own: Any, cotangent: Any) -> tuple[Any]:
-            (total,) = self.all_reduce(ReduceOp.SUM, [cotangent], None)
-            return (jax.lax.dynamic_slice_in_dim(total, own[0], own[1], axis),)
+            def part(total: Any, start: Any, size: Any) -> Any:
+                return jax.lax.dynamic_slice_in_dim(total, start, size, axis)
+
+            total = self.all_reduce(ReduceOp.SUM, cotangent, None)
+            return (nest.map_leaves(part, total, *own),)
 
         gathered.defvjp(forward, backward)
-        array = jnp.asarray(plain(leaf))
-        check_gather(axis, [array.shape])
-        return gathered(array) if compat.is_transforming() else meet(array)[0]
+        arrays = nest.map_leaves(lambda leaf: jnp.asarray(plain(leaf)), value)
+        for array in nest.flatten(arrays)[0]:
+            check_gather(axis, [array.shape])
+        return gathered(arrays) if compat.is_transforming() else meet(arrays)[0]
 
 
-def _shapes(value: Any, mesh: ReplicaMesh) -> Sequence[Any]:
-    if isinstance(value, PerReplica):
-        return value.shapes
-    return [np.shape(value)] * mesh.num_replicas
+def _reduced(session: EagerSession, op: ReduceOp, leaf: Any) -> Mirrored:
+    if isinstance(leaf, PerReplica) and leaf.is_uneven:
+        raise ReductionError(
+            f"all_reduce needs the same shape on every replica; got {list(leaf.shapes)}."
+        )
+    total = reduce_leaf(op, leaf, None, session.mesh, session.reduction)
+    return Mirrored(session.mesh, array=placement.replicate(total, session.mesh))
+
+
+def _gathered(session: EagerSession, axis: int, leaf: Any) -> Mirrored:
+    whole = gather_leaf(leaf, axis, session.mesh)
+    return Mirrored(session.mesh, array=placement.replicate(whole, session.mesh))
+
+
+def _starts(session: EagerSession, axis: int, leaf: Any) -> PerReplica:
+    """Where the part of each replica begins in the whole."""
+    mesh = session.mesh
+    is_own = isinstance(leaf, PerReplica)
+    shapes = leaf.shapes if is_own else [np.shape(leaf)] * mesh.num_replicas
+    sizes = [shape[axis] for shape in shapes]
+    starts = [sum(sizes[:replica]) for replica in mesh.local_replicas]
+    return PerReplica(mesh, components=starts, shapes=[()] * mesh.num_replicas)
 
 
 def require_concrete(call: str, *, under_grad: bool = True) -> None:
@@ -198,18 +277,18 @@ def require_concrete(call: str, *, under_grad: bool = True) -> None:
     )
 
 
-def _differentiable(meet: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+def _differentiable(meet: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`meet` with the gradient of an all-reduce: the all-reduce of the gradient."""
 
     @jax.custom_vjp
-    def reduced(values: list[Any]) -> list[Any]:
-        return meet(values)
+    def reduced(value: Any) -> Any:
+        return meet(value)
 
-    def forward(values: list[Any]) -> tuple[list[Any], None]:
-        return reduced(values), None
+    def forward(value: Any) -> tuple[Any, None]:
+        return reduced(value), None
 
-    def backward(_: None, cotangents: list[Any]) -> tuple[list[Any]]:
-        return (reduced(cotangents),)
+    def backward(_: None, cotangent: Any) -> tuple[Any]:
+        return (reduced(cotangent),)
 
     reduced.defvjp(forward, backward)
     return reduced if compat.is_transforming() else meet

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from replicax.context import stack
-from replicax.core import nest
 from replicax.core.enums import ReduceOp
 from replicax.core.errors import ContextError
 from replicax.core.options import bytes_per_pack_of
@@ -31,16 +30,18 @@ class Peers(Protocol):
         """Stops every replica, runs `merge_fn` once, continues with its result."""
         ...
 
-    def together(self, label: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Like `merge` with ``fn(*args)``, for the library's own use."""
+    def together(
+        self, label: str, fn: Callable[..., Any], args: tuple[Any, ...], *, own: Any = None
+    ) -> Any:
+        """Like `merge` with ``fn(*args)``, for the library's own use; see `ReplicaContext`."""
         ...
 
-    def all_reduce(self, op: ReduceOp, leaves: list[Any], options: Any) -> list[Any]:
-        """Each leaf combined over all replicas."""
+    def all_reduce(self, op: ReduceOp, value: Any, options: Any) -> Any:
+        """Each leaf of a nest combined over all replicas."""
         ...
 
-    def all_gather(self, leaf: Any, axis: int) -> Any:
-        """The leaf of every replica, concatenated along `axis`."""
+    def all_gather(self, value: Any, axis: int) -> Any:
+        """Each leaf of a nest, of every replica, concatenated along `axis`."""
         ...
 
 
@@ -68,22 +69,25 @@ class ReplicaContext:
         self._ended = False
 
     @classmethod
-    def of(cls, strategy: Any, peers: Peers) -> ReplicaContext:
-        """The context of a running replica."""
-        context = cls(strategy, None)
+    def of(cls, strategy: Any, peers: Peers, replica_id: int | None = None) -> ReplicaContext:
+        """The context of a running replica, whose id is given where it is a thread's own."""
+        context = cls(strategy, replica_id)
         context._peers = peers
         return context
+
+    def is_of_same_run(self, other: ReplicaContext) -> bool:
+        """Whether both are contexts of one run, perhaps of different replicas."""
+        return self._strategy is other._strategy and self._ended == other._ended
 
     def end(self) -> None:
         """Makes every later use an error: the run is over."""
         self._ended = True
 
     def __repr__(self) -> str:
-        state = (
-            "ended"
-            if self._ended
-            else f"replica {self._replica_id if self._peers is None else self._peers.replica_id}"
-        )
+        replica_id = self._replica_id
+        if replica_id is None and self._peers is not None and not self._ended:
+            replica_id = self._peers.replica_id
+        state = "ended" if self._ended else f"replica {replica_id}"
         return f"<ReplicaContext of {self._strategy!r}, {state}>"
 
     @property
@@ -139,9 +143,20 @@ class ReplicaContext:
         """
         return self._active("merge_call").merge(merge_fn, tuple(args), dict(kwargs or {}))
 
-    def together(self, label: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Runs ``fn(*args)`` once for all replicas; for the library, `label` goes into errors."""
-        return self._active(label).together(label, fn, args)
+    def together(
+        self, label: str, fn: Callable[..., Any], args: tuple[Any, ...], *, own: Any = None
+    ) -> Any:
+        """Runs ``fn(*args)`` once for all replicas; for the library.
+
+        Args:
+            label: What it is, for errors.
+            fn: The function. Whatever it brings along must be the same on all replicas.
+            args: Its arguments, merged as those of `merge_call` are.
+            own: A function that may bring arrays and numbers of the replica's own. Those that
+                differ are the first argument of `fn`, by their path in
+                ``execution.captured.captured_by(own)``.
+        """
+        return self._active(label).together(label, fn, args, own=own)
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         """`value` (a nest) combined over all replicas; every replica gets the result.
@@ -157,9 +172,7 @@ class ReplicaContext:
         """
         op = ReduceOp.parse(reduce_op)
         bytes_per_pack_of(options)  # refuses what is no options, in every executor
-        peers = self._active("all_reduce")
-        leaves, structure = nest.flatten(value)
-        return nest.unflatten(structure, peers.all_reduce(op, leaves, options))
+        return self._active("all_reduce").all_reduce(op, value, options)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """The `value` (a nest) of every replica, concatenated along `axis`, on every replica.
@@ -170,8 +183,7 @@ class ReplicaContext:
             options: Hints for the collective.
         """
         bytes_per_pack_of(options)  # checked only: one collective per leaf, nothing to pack
-        peers = self._active("all_gather")
-        return nest.map_leaves(lambda leaf: peers.all_gather(leaf, axis), value)
+        return self._active("all_gather").all_gather(value, axis)
 
     def _require_current(self, use: str) -> None:
         if self._ended:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from replicax.backend import collectives
 from replicax.context import stack
 from replicax.context.eager_peers import require_concrete
+from replicax.core import nest
 from replicax.core.enums import ReduceOp
 from replicax.values.operators import plain
 from replicax.values.reduce import check_gather
@@ -33,25 +34,35 @@ class SoloPeers:
         with stack.entered(stack.Entry(self._strategy, stack.Mode.MERGE)):
             return merge_fn(self._strategy, *args, **kwargs)
 
-    def together(self, label: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def together(
+        self, label: str, fn: Callable[..., Any], args: tuple[Any, ...], *, own: Any = None
+    ) -> Any:
         """Runs `fn` at once, in cross-replica context."""
         self._check(label)
         with stack.entered(stack.Entry(self._strategy, stack.Mode.MERGE)):
-            return fn(*args)
+            return fn(*args) if own is None else fn({}, *args)
 
-    def all_reduce(self, op: ReduceOp, leaves: list[Any], options: Any) -> list[jax.Array]:
+    def all_reduce(self, op: ReduceOp, value: Any, options: Any) -> Any:
         """The values themselves, as arrays with the dtype of the reduction."""
         del options
         self._check("all_reduce")
-        arrays = [jnp.asarray(plain(leaf)) for leaf in leaves]
-        return [array.astype(_reduced_dtype(op, array.dtype)) for array in arrays]
 
-    def all_gather(self, leaf: Any, axis: int) -> jax.Array:
-        """The value itself."""
+        def reduced(leaf: Any) -> jax.Array:
+            array = jnp.asarray(plain(leaf))
+            return array.astype(_reduced_dtype(op, array.dtype))
+
+        return nest.map_leaves(reduced, value)
+
+    def all_gather(self, value: Any, axis: int) -> Any:
+        """The values themselves."""
         self._check("all_gather")
-        array = jnp.asarray(plain(leaf))
-        check_gather(axis, [array.shape])
-        return array
+
+        def gathered(leaf: Any) -> jax.Array:
+            array = jnp.asarray(plain(leaf))
+            check_gather(axis, [array.shape])
+            return array
+
+        return nest.map_leaves(gathered, value)
 
     def _check(self, call: str, *, under_grad: bool = True) -> None:
         """Where the strategy may also run with more replicas, holds to the rules of those."""

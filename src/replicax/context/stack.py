@@ -13,8 +13,13 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+
+from replicax.backend import compat
 from replicax.core.errors import ContextError
 from replicax.core.protocols import StrategyLike
+from replicax.execution import epoch
+from replicax.execution.frame import current_frame
 
 
 class Mode(enum.Enum):
@@ -42,6 +47,7 @@ class Entry:
 class _Stack(threading.local):
     def __init__(self) -> None:
         self.entries: list[Entry] = []
+        self.places: list[Any] = []  # for each entry what it has entered of `_place`
 
 
 class _Process:
@@ -50,10 +56,17 @@ class _Process:
     make_default: list[Callable[[], Any]] = []  # noqa: RUF012
     default: Any = None
     chosen: Any = None
+    is_place_kept: bool = False  # outside every entry
 
 
 _stack = _Stack()
 _lock = threading.Lock()
+
+# Part of every JAX cache key: a traced function that has asked for the strategy or the replica
+# holds the answer, and must not be reused where it is another one. None as long as no trace has
+# asked: everything would be traced, and compiled, for each strategy anew.
+_place = jax.make_user_context(None)
+_kept_of: set[int] = set()  # the serials of the strategies that traces have asked for
 
 
 def provide_default_strategy(factory: Callable[[], Any]) -> None:
@@ -98,17 +111,49 @@ def top() -> Entry | None:
 @contextlib.contextmanager
 def entered(entry: Entry) -> Iterator[None]:
     """Puts `entry` on top of this thread's stack."""
-    entries = _stack.entries
-    entries.append(entry)
+    push(entry)
     try:
         yield
     finally:
-        entries.pop()
+        _leave()
 
 
 def push(entry: Entry) -> None:
     """Puts `entry` on top of this thread's stack until `pop`."""
+    is_kept = entry.strategy.extended.serial in _kept_of or current_frame() is not None
+    place = _place(_place_of(entry) if is_kept else None)
+    place.__enter__()
+    _stack.places.append(place)
     _stack.entries.append(entry)
+
+
+def _leave() -> None:
+    _stack.entries.pop()
+    _stack.places.pop().__exit__(None, None, None)
+
+
+def _place_of(entry: Entry | None) -> tuple[Any, ...]:
+    return ("outside",) if entry is None else (entry.mode, entry.strategy.extended.serial)
+
+
+def keep_place() -> None:
+    """To be called where code asks where it is: in a trace, JAX will hold the answer.
+
+    In the traces that Replicax starts it holds it for that trace only.
+    """
+    if _place.value is not None or current_frame() is not None or not compat.is_staging():
+        return
+    entry = top()
+    if entry is not None and _stack.places:
+        _kept_of.add(entry.strategy.extended.serial)
+        _stack.places.pop().__exit__(None, None, None)
+        place = _place(_place_of(entry))
+        place.__enter__()
+        _stack.places.append(place)
+    else:
+        _Process.is_place_kept = True
+        _place.set_global(_place_of(entry))
+    epoch.forget_traces()  # this one was looked up without a place
 
 
 def pop(strategy: Any) -> None:
@@ -123,15 +168,16 @@ def pop(strategy: Any) -> None:
             f"the scope of {strategy!r} was left while {describe()} was the innermost. Leave "
             "scopes in the opposite order of entering, on the same thread: use `with`."
         )
-    entries.pop()
+    _leave()
 
 
 @contextlib.contextmanager
 def replaced_by(entry: Entry) -> Iterator[None]:
     """Makes `entry` the whole stack, for a thread that works on another thread's behalf."""
-    outer, _stack.entries = _stack.entries, [entry]
+    outer, _stack.entries = _stack.entries, []
     try:
-        yield
+        with entered(entry):
+            yield
     finally:
         _stack.entries = outer
 
@@ -146,6 +192,7 @@ def get_strategy() -> Any:
         ...     rx.get_strategy() is strategy
         True
     """
+    keep_place()
     entry = top()
     return default_strategy() if entry is None else entry.strategy
 
@@ -158,6 +205,7 @@ def has_strategy() -> bool:
         >>> rx.has_strategy()
         False
     """
+    keep_place()
     entry = top()
     return entry is not None and entry.strategy is not _Process.default
 
@@ -173,6 +221,7 @@ def get_replica_context() -> Any:
         ...     print(rx.get_replica_context())
         None
     """
+    keep_place()
     entry = top()
     if entry is None:
         return default_strategy().extended.default_replica_context
@@ -190,6 +239,7 @@ def in_cross_replica_context() -> bool:
         ...     rx.in_cross_replica_context()
         True
     """
+    keep_place()
     entry = top()
     return entry is not None and entry.mode is not Mode.REPLICA
 
@@ -215,6 +265,8 @@ def experimental_set_strategy(strategy: StrategyLike | None) -> None:
         )
     chosen = None if strategy is None or strategy is _Process.default else strategy
     _Process.chosen = chosen
+    if _Process.is_place_kept:
+        _place.set_global(_place_of(top()))
 
 
 def describe() -> str:

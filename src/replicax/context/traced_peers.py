@@ -73,10 +73,12 @@ class TracedPeers:
             result = merge_fn(self._strategy, *args, **kwargs)
         return nest.map_leaves(self._unwrap, result)
 
-    def together(self, label: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def together(
+        self, label: str, fn: Callable[..., Any], args: tuple[Any, ...], *, own: Any = None
+    ) -> Any:
         """Runs `fn` in cross-replica context, in the same trace."""
         del label
-        return self.merge(lambda _, *args: fn(*args), args, {})
+        return self.merge(lambda _, *args: fn(*args) if own is None else fn({}, *args), args, {})
 
     def _wrap(self, leaf: Any) -> Any:
         if isinstance(leaf, nest.NestLeaf) or self.is_shared(leaf):
@@ -102,20 +104,25 @@ class TracedPeers:
             return self._remember(leaf, self._shared)
         return leaf
 
-    def all_reduce(self, op: ReduceOp, leaves: list[Any], options: Any) -> list[jax.Array]:
+    def all_reduce(self, op: ReduceOp, value: Any, options: Any) -> Any:
         """One collective for the small leaves of each type, one for each large leaf."""
+        leaves, structure = nest.flatten(value)
         reduction = self._reduction.with_bytes_per_pack(bytes_per_pack_of(options))
         arrays = [jnp.asarray(plain(leaf)) for leaf in leaves]
         results = collectives.all_reduce(op, arrays, self._mesh.num_replicas, reduction)
-        return [self._remember(result, self._mirrored) for result in results]
+        results = [self._remember(result, self._mirrored) for result in results]
+        return nest.unflatten(structure, results)
 
-    def all_gather(self, leaf: Any, axis: int) -> jax.Array:
-        """One collective; uneven components travel padded."""
+    def all_gather(self, value: Any, axis: int) -> Any:
+        """One collective for each leaf; uneven components travel padded."""
+        return nest.map_leaves(lambda leaf: self._gather_whole(leaf, axis), value)
+
+    def _gather_whole(self, leaf: Any, axis: int) -> jax.Array:
         array = jnp.asarray(plain(leaf))
         shapes = self._variant.exchange(array.shape)
         check_gather(axis, shapes)
         if len(set(shapes)) == 1:
-            whole = lax.all_gather(array, REPLICA_AXIS, axis=axis % array.ndim, tiled=True)
+            whole = collectives.gathered(array, axis % array.ndim, tiled=True)
         else:
             whole = jnp.concatenate(self._gather_uneven(array, shapes), axis=axis)
         return self._remember(whole, self._mirrored)

@@ -7,7 +7,8 @@ type that a user would catch anyway. Some are defined where they are raised::
     ├── ContextError (RuntimeError)          called in the wrong context
     ├── StaleReadError (RuntimeError)        a trace that Replicax did not start reads a variable
     ├── RendezvousError (RuntimeError)       eager replicas did not all reach the same meeting
-    ├── LostVariableError (RuntimeError)     a failed execution took the variable's buffer with it
+    ├── LostVariableError (RuntimeError)     a variable whose buffer was taken
+    ├── DeletedValueError (RuntimeError)     the user deleted or donated a part of a value
     ├── DeviceError (RuntimeError)           devices cannot be configured any more
     ├── UnknownDeviceError (ValueError)      a device that does not exist, or exists twice
     ├── ClusterError (ValueError)            a cluster, task or address that cannot be right
@@ -16,6 +17,7 @@ type that a user would catch anyway. Some are defined where they are raised::
     ├── WorkerLostError (RuntimeError)       another worker has gone, or did not come in time
     ├── WorkersDifferError (RuntimeError)    the workers do not run the same program
     ├── VariableError (ValueError)           creation or assignment that cannot be right
+    ├── InPlaceOperatorError (RuntimeError)  ``v += x``, which does not assign the variable
     ├── DistributedValueError (ValueError)   a per-replica value in the wrong place
     ├── PerReplicaUseError (TypeError)       a per-replica value used as if it were one array
     ├── ReductionError (ValueError)          an unknown reduction, or shapes that do not fit it
@@ -29,6 +31,7 @@ type that a user would catch anyway. Some are defined where they are raised::
     ├── TraceError (ValueError)              a program that would drift, hang or never settle
     │   ├── DivergentCollectiveError         a collective that only some replicas would reach
     │   ├── RematWriteError                  a write inside jax.checkpoint, which would happen twice
+    │   ├── StalePredicateError              a while loop that would not see a write of its body
     │   └── LockstepError                    kinds of replicas that do not make the same collectives
     ├── SignatureError (ValueError)          arguments that do not match an ``input_signature``
     ├── MetricError (ValueError)             a metric got values that do not fit each other
@@ -60,7 +63,11 @@ class RendezvousError(ReplicaxError, RuntimeError):
 
 
 class LostVariableError(ReplicaxError, RuntimeError):
-    """The variable's buffer went down with an execution that failed."""
+    """The variable's buffer went down with an execution that failed, or was given away."""
+
+
+class DeletedValueError(ReplicaxError, RuntimeError):
+    """A part of a distributed value has been deleted or donated."""
 
 
 class DeviceError(ReplicaxError, RuntimeError):
@@ -98,6 +105,10 @@ class WorkersDifferError(ReplicaxError, RuntimeError):
 
 class VariableError(ReplicaxError, ValueError):
     """A variable cannot be created or assigned like this."""
+
+
+class InPlaceOperatorError(ReplicaxError, RuntimeError):
+    """An operator such as ``+=`` on a variable, which would only give its name to an array."""
 
 
 class DistributedValueError(ReplicaxError, ValueError):

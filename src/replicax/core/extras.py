@@ -17,7 +17,7 @@ def require_extra(module: str, *, user: str, extra: str) -> None:
         ImportError: If it is not installed; says how to get it.
 
     Example:
-        >>> require_extra("numpy", user="this example", extra="input")
+        >>> require_extra("numpy", user="this example", extra="data")
     """
     if importlib.util.find_spec(module) is None:
         raise ImportError(

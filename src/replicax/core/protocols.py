@@ -33,9 +33,15 @@ class CompiledCallable:
     Attributes:
         repeat: From strategy and arguments to the result of ``run``, if that is the last
             call again, else to `DIFFERENT`.
+        python_function: What it compiles.
     """
 
     repeat: Callable[[Any, Sequence[Any], Mapping[str, Any] | None], Any]
+    python_function: Callable[..., Any]
+
+    @abc.abstractmethod
+    def with_function(self, python_function: Callable[..., Any]) -> CompiledCallable:
+        """The same of another function."""
 
     @abc.abstractmethod
     def run_replicated(

@@ -168,7 +168,7 @@ class ReplicaThreads:
             ContextError: If called by one of these replicas, or at a meeting of them.
         """
         caller = threading.get_ident()
-        if self._caller == caller or getattr(_current, "replica", None) in self._replicas:
+        if self.are_meeting() or getattr(_current, "replica", None) in self._replicas:
             raise ContextError(
                 "these replicas are already running, and wait for the code that wants to run them "
                 "again. Run them before or after it."
@@ -183,6 +183,10 @@ class ReplicaThreads:
                 raise
             finally:
                 self._caller = None
+
+    def are_meeting(self) -> bool:
+        """Whether the calling thread runs the replicas, and so holds their meetings."""
+        return self._caller == threading.get_ident()
 
     def _drive(self, replicas: list[_Replica], tasks: Sequence[Task]) -> list[Any]:
         waiting: list[_Arrival] = []

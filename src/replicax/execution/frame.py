@@ -2,10 +2,14 @@
 
 A `Frame` belongs to one trace that Replicax started. State enters it on first
 touch, as a *hole*: an equation without inputs that later becomes an input of the
-program, so that a trace costs what it touches and not what exists. As long as
-all touches happen at the frame's own level the current value is simply kept;
-the first touch from inside a scan, cond, jit or checkpoint moves it into a JAX
-Ref, which reads and writes correctly there too.
+program, so that a trace costs what it touches and not what exists. The current
+value is simply kept, and code inside a jit, cond, checkpoint, vmap or custom rule
+closes over it, as it would over any array: JAX saves such values for the backward
+pass and hands them on through every transformation.
+
+Only where a value can change while the code runs is it moved into a JAX Ref: a
+read in the body of a loop, which a later round may find changed, and a write inside
+an inner trace. Code further inside closes over what is read there.
 
 State is known only by its key; nothing here knows what a variable is.
 """
@@ -15,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -32,6 +37,17 @@ hole_p.def_abstract_eval(lambda *, aval, index: aval)
 # that therefore holds that frame's state, is never reused in this one.
 _trace_token = jax.make_user_context(None)
 _trace_numbers = itertools.count(1)
+
+
+# What JAX calls the programs that it records, by what their code may do with state. Inside loops it
+# may find it changed by an earlier round, and like code at the frame's own level it may write.
+_LOOPS = frozenset({"scan", "while_cond", "while_body", "fori_loop"})
+_BRANCHES = frozenset({"cond", "switch"})
+_STRAIGHT = _BRANCHES | {"jit", "custom_vjp fun"}
+# In all others nothing is written, so that state does not change while they run. A write is refused
+# here, or in a checkpoint by `varying`, which knows both lines.
+_CHECKPOINT = "checkpoint / remat"
+_REDUCTIONS = frozenset({"reduce comp", "reduce_window comp", "reduction_jaxpr"})
 
 
 class _Local(threading.local):
@@ -73,7 +89,17 @@ class StateKey(Protocol):
 class Cell:
     """The current value of one piece of state inside one frame."""
 
-    __slots__ = ("derived", "key", "ref", "site", "value", "written")
+    __slots__ = (
+        "derived",
+        "key",
+        "read_apart",
+        "ref",
+        "site",
+        "value",
+        "written",
+        "written_apart",
+        "written_in",
+    )
 
     def __init__(self, key: StateKey, value: Any) -> None:
         """Starts with the hole `value`."""
@@ -82,7 +108,16 @@ class Cell:
         self.derived: Any = None
         self.ref: Any = None
         self.written = False
+        self.written_in: weakref.WeakSet[Any] | None = None  # None: no inner trace wrote it
+        self.written_apart = False  # an inner trace that is not known wrote it, too
+        self.read_apart = False  # inside of traces that are not known
         self.site = ""
+
+    def is_written_in(self, trace: Any) -> bool:
+        """Whether code in `trace`, or inside it, may have written the value."""
+        if self.written_in is None:
+            return False
+        return trace in self.written_in or (self.written_apart and _is_recording(trace))
 
 
 class Frame:
@@ -109,6 +144,7 @@ class Frame:
         self.meshes: list[Any] = []
         self.compiler_options: dict[str, Any] = {}
         self._base: Any = None
+        self._touched_in: Callable[[], Any] = lambda: None  # the inner trace that last did
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
@@ -123,11 +159,18 @@ class Frame:
             _local.frame = outer
 
     def read(self, key: StateKey) -> Any:
-        """The current value of `key`."""
+        """The current value of `key`.
+
+        Raises:
+            TraceError: Where JAX cannot close over it.
+        """
         cell = self._touch(key)
-        if cell.ref is None and compat.is_staged_below(self._base):
-            self._move_to_ref(cell)
-        return cell.value if cell.ref is None else cell.ref[...]
+        level = self._level_of(cell)
+        if level is self._base and cell.ref is None:
+            return cell.value
+        ref = self._ref_of(cell)
+        with compat.inside_trace(level):
+            return ref[...]
 
     def derived(self, key: StateKey, derive: Callable[[Any], Any]) -> Any:
         """What `derive`, the same function each time, makes of the current value of `key`.
@@ -147,7 +190,8 @@ class Frame:
         """Makes `value` the current value of `key`; no gradient flows through it.
 
         Raises:
-            TraceError: Inside vmap, where there is one variable and many values.
+            TraceError: Inside vmap, where there is one variable and many values, and where JAX
+                may run code more than once.
         """
         if compat.is_batching(until=self._base):
             raise TraceError(
@@ -160,8 +204,8 @@ class Frame:
         cell.written = True
         cell.derived = None
         cell.site = "{}:{}".format(*notices.user_line())
-        if cell.ref is None and compat.is_staged_below(self._base):
-            self._move_to_ref(cell)
+        if not self.is_own_level():
+            self._write_inside(cell)
         if cell.ref is None:
             cell.value = value
         else:
@@ -187,7 +231,25 @@ class Frame:
 
     def is_own_level(self) -> bool:
         """Whether the current code runs at the frame's own level, in no inner trace."""
-        return not compat.is_staged_below(self._base)
+        inside, _ = compat.traces_inside(self._base)
+        return not any(map(_is_recording, inside))
+
+    def program(self, jaxpr: Any) -> Any:
+        """The traced `jaxpr` with the state that entered as its first inputs.
+
+        Raises:
+            TraceError: JAX has lost the place of a value that was read.
+        """
+        for tracer in compat.captured_tracers(jaxpr):
+            for cell in self.cells.values():
+                if cell.read_apart or tracer is cell.value or tracer is cell.ref:
+                    raise TraceError(
+                        f"variable {cell.key.name!r} is read in a rule of jax.custom_jvp or "
+                        "jax.custom_vjp, for a function that is differentiated inside jit, scan or "
+                        "cond, where JAX takes nothing from outside. Pass the value to the "
+                        "function as an argument, and to a backward rule with the residuals."
+                    )
+        return fill_holes(jaxpr, len(self.entered))
 
     def _touch(self, key: StateKey) -> Cell:
         cell = self.cells.get(key)
@@ -200,10 +262,84 @@ class Frame:
             cell = self.cells[key] = Cell(key, hole)
         return cell
 
-    def _move_to_ref(self, cell: Cell) -> None:
-        with compat.inside_trace(self._base):
-            cell.ref = jax.new_ref(cell.value)
-        cell.value = cell.derived = None
+    def _ref_of(self, cell: Cell) -> Any:
+        """The Ref that holds the value from now on."""
+        if cell.ref is None:
+            with compat.inside_trace(self._base):
+                cell.ref = jax.new_ref(cell.value)
+            cell.value = cell.derived = None
+        return cell.ref
+
+    def _level_of(self, cell: Cell) -> Any:
+        """The outermost trace where the value is what it is in the innermost one."""
+        inside, is_all = compat.traces_inside(self._base)
+        level = self._base
+        for trace in inside:
+            kind = compat.recorded_for(trace)
+            if kind in _REDUCTIONS:
+                raise TraceError(
+                    f"variable {cell.key.name!r} is read in a function that reduces two values to "
+                    "one, where JAX takes nothing from outside. Use the variable before or after "
+                    "the reduction, or write it as lax.scan or lax.associative_scan."
+                )
+            if kind in _LOOPS or cell.is_written_in(trace):
+                level = trace
+            elif kind is not None and kind not in _STRAIGHT:
+                break
+        if not is_all and level is self._base:
+            if cell.written_in is not None:
+                raise _apart(cell.key)
+            cell.read_apart = True
+        self._note_touch(inside)
+        return level
+
+    def _write_inside(self, cell: Cell) -> None:
+        inside, is_all = compat.traces_inside(self._base)
+        recording = list(filter(_is_recording, inside))
+        for trace in recording:
+            kind = compat.recorded_for(trace)
+            if kind not in _LOOPS | _STRAIGHT | {_CHECKPOINT}:
+                raise TraceError(
+                    f"variable {cell.key.name!r} is assigned inside {kind}, where JAX runs the "
+                    "code any number of times, or not at all. Return the value from there and "
+                    "assign it outside."
+                )
+        if cell.read_apart:
+            raise _apart(cell.key)
+        if cell.written_in is None:
+            cell.written_in = weakref.WeakSet()
+        cell.written_in.update(recording)
+        cell.written_apart |= not is_all
+        self._ref_of(cell)
+        self._note_touch(inside)
+
+    def _note_touch(self, inside: list[Any]) -> None:
+        """Keeps JAX from reusing the functions that are being traced.
+
+        They hold values as they are now and here, and what they write must be seen again.
+        """
+        innermost = next(filter(_is_recording, reversed(inside)), None)
+        if innermost is not None and self._touched_in() is not innermost:
+            self._touched_in = weakref.ref(innermost)
+            # Never left: `tracing` brings back what was before it, also after Ctrl-C.
+            trace_token(next(_trace_numbers)).__enter__()
+
+
+def is_conditional(trace: Any) -> bool:
+    """Whether code in `trace` may run more than once when the program runs, or not at all."""
+    return compat.recorded_for(trace) in _LOOPS | _BRANCHES
+
+
+def _is_recording(trace: Any) -> bool:
+    return compat.recorded_for(trace) not in (None, "vmap")
+
+
+def _apart(key: StateKey) -> TraceError:
+    return TraceError(
+        f"variable {key.name!r} is read inside jax.custom_jvp or jax.custom_vjp, which JAX traces "
+        "apart from what is around it, and assigned inside jit, scan, cond or while: which of its "
+        "values should be read is not known. Pass the value to the function as an argument."
+    )
 
 
 def current_frame() -> Frame | None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import jax
 from jax import lax
 
+from replicax.backend import collectives
 from replicax.core.errors import ReductionError
 
 
@@ -39,7 +40,8 @@ def gather_components(
         )
     largest = tuple(map(max, zip(*kind_shapes, strict=True)))
     padding = [(0, most - size, 0) for size, most in zip(x.shape, largest, strict=True)]
-    gathered = lax.all_gather(lax.pad(x, jax.numpy.zeros((), x.dtype), padding), axis)
+    padded = lax.pad(x, jax.numpy.zeros((), x.dtype), padding)
+    gathered = collectives.gathered(padded, axis=axis)
     return tuple(
         lax.slice(gathered[replica], (0,) * x.ndim, kind_shapes[kind])
         for replica, kind in enumerate(kind_of_replica)

@@ -8,18 +8,10 @@ on such a predicate. Equal numbers say nothing about replicas of one variant: ``
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
-
 from replicax.backend import compat
-from replicax.execution import varying
 from replicax.execution.alignment import (
     Constant,
     LockstepError,
@@ -30,6 +22,12 @@ from replicax.execution.alignment import (
     align,
     scan_carry,
     while_consts,
+)
+from replicax.execution.local_numbering import (
+    LocalNumbering,
+    RefState,
+    content,
+    number_constant,
 )
 from replicax.execution.uniform import not_uniform, uniform_p
 
@@ -57,19 +55,6 @@ def differing_outputs(
     return [position for position in outputs if len({row[position] for row in outs}) > 1]
 
 
-def number_constant(value: Any) -> Hashable:
-    """A hashable that is equal for constants of equal type and content."""
-    if isinstance(value, Tracer) or not isinstance(
-        value, jax.Array | np.ndarray | np.generic | int | float | complex | bool
-    ):
-        return "object", id(value)
-    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return "key", str(value.dtype), number_constant(jax.random.key_data(value))
-    array = np.asarray(value)
-    digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
-    return "array", array.shape, str(array.dtype), digest
-
-
 def number_plan(plan: Plan, input_numbers: Sequence[Sequence[Hashable]]) -> list[list[int]]:
     """For each variant the numbers of its outputs.
 
@@ -91,22 +76,12 @@ def _type_of(source: Source) -> tuple[Hashable, ...]:
     return source.aval.shape, str(source.aval.dtype)
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class _RefState:
-    """The number of what a Ref holds at one point of one variant."""
-
-    number: int
-
-
 class _Numbering:
     """One joint walk over all variants; numbers are small integers for equal keys."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}
-        self._jaxprs: dict[int, int] = {}
-
-    def number(self, *key: Hashable) -> int:
-        return self._numbers.setdefault(key, len(self._numbers))
+        self._local = LocalNumbering()
+        self.number = self._local.number
 
     def run(self, plan: Plan, ins: Sequence[Sequence[Any]]) -> list[list[int]]:
         """The numbers of the outputs of each variant; ``ins`` are numbers and Ref states."""
@@ -120,7 +95,7 @@ class _Numbering:
             if number < len(plan.meetings):
                 self._run_meeting(plan.meetings[number], envs)
         return [
-            [_content(self._read(env, source)) for source in row]
+            [content(self._read(env, source)) for source in row]
             for env, row in zip(envs, plan.outs, strict=True)
         ]
 
@@ -131,26 +106,7 @@ class _Numbering:
 
     def _run_step(self, step: Step, env: dict[Any, Any]) -> None:
         values = [self._read(env, source) for source in step.ins]
-        ref = values[0] if values and isinstance(values[0], _RefState) else None
-        params = step.eqn.params
-        whole = "tree" in params and params["tree"] == jax.tree.structure(())  # ref[...]
-        if step.name == "new_ref":
-            env[step.outs[0]] = _RefState(_content(values[0]))
-        elif ref and (step.name == "freeze" or (step.name == "get" and whole)):
-            env[step.outs[0]] = ref.number
-        elif ref and step.name == "swap" and whole:
-            env[step.outs[0]] = ref.number
-            ref.number = values[1]
-        else:
-            numbers = tuple(map(_content, values))
-            key = self.number(step.name, self._params(step.eqn), numbers)
-            for position, slot in enumerate(step.outs):
-                made = self.number("out", key, position)
-                env[slot] = _RefState(made) if compat.is_ref(slot) else made
-            if step.name != "get":
-                for position, value in enumerate(values):
-                    if isinstance(value, _RefState):
-                        value.number = self.number("written", key, position)
+        env.update(zip(step.outs, self._local.run_equation(step.eqn, values), strict=True))
 
     def _run_meeting(self, meeting: Meeting, envs: Sequence[dict[Any, Any]]) -> None:
         ins = [
@@ -191,7 +147,7 @@ class _Numbering:
         self,
         meeting: Meeting,
         start: Sequence[Sequence[int]],
-        states: Sequence[Sequence[_RefState]],
+        states: Sequence[Sequence[RefState]],
         body: Any,
     ) -> tuple[list[list[int]], list[list[int]]]:
         """Runs a loop body until what its rounds agree on is stable: its carry and its outputs."""
@@ -260,63 +216,12 @@ class _Numbering:
     def _interned(self, rows: Sequence[Sequence[tuple[int, ...]]]) -> list[list[int]]:
         return [[self.number("tuple", item) for item in row] for row in rows]
 
-    def _params(self, eqn: Any) -> Hashable:
-        name = eqn.primitive.name
-        if name in varying.CALLS and name != "shard_map":  # the rest says how, not what
-            return self._param(eqn.params[varying.CALLS[name]])
-        # Beside a body, a function among the parameters is where the body was traced from.
-        has_body = any(True for _ in compat.sub_jaxprs(eqn.params))
-        return tuple(
-            (key, self._param(value))
-            for key, value in sorted(eqn.params.items())
-            if not (has_body and callable(value))
-        )
 
-    def _param(self, value: Any) -> Hashable:
-        if isinstance(value, compat.ClosedJaxpr):
-            return self._jaxpr(value.jaxpr), tuple(map(number_constant, value.consts))
-        if isinstance(value, compat.Jaxpr):
-            return self._jaxpr(value)
-        if isinstance(value, tuple | list):
-            return tuple(map(self._param, value))
-        if isinstance(value, np.ndarray):
-            return number_constant(value)
-        try:
-            hash(value)
-        except TypeError:
-            return "object", id(value)
-        return type(value), value
-
-    def _jaxpr(self, jaxpr: Any) -> int:
-        """The number of a body: equal for bodies that differ only in the names of variables."""
-        if id(jaxpr) not in self._jaxprs:
-            names: dict[Any, int] = {}
-
-            def name(atom: Any) -> Hashable:
-                if isinstance(atom, compat.Literal):
-                    return number_constant(atom.val)
-                return names.setdefault(atom, len(names))
-
-            lines: list[Hashable] = [
-                (name(var), str(var.aval)) for var in (*jaxpr.constvars, *jaxpr.invars)
-            ]
-            for eqn in jaxpr.eqns:
-                atoms = tuple(map(name, eqn.invars)), tuple(map(name, eqn.outvars))
-                lines.append((eqn.primitive.name, self._params(eqn), *atoms))
-            lines.append(tuple(map(name, jaxpr.outvars)))
-            self._jaxprs[id(jaxpr)] = self.number("jaxpr", *lines)
-        return self._jaxprs[id(jaxpr)]
+def _states(rows: Sequence[Sequence[Any]]) -> list[list[RefState]]:
+    return [[value for value in row if isinstance(value, RefState)] for row in rows]
 
 
-def _content(value: Any) -> int:
-    return value.number if isinstance(value, _RefState) else value
-
-
-def _states(rows: Sequence[Sequence[Any]]) -> list[list[_RefState]]:
-    return [[value for value in row if isinstance(value, _RefState)] for row in rows]
-
-
-def _set(states: Sequence[Sequence[_RefState]], numbers: Sequence[Sequence[int]]) -> None:
+def _set(states: Sequence[Sequence[RefState]], numbers: Sequence[Sequence[int]]) -> None:
     for row, new in zip(states, numbers, strict=True):
         for state, number in zip(row, new, strict=True):
             state.number = number

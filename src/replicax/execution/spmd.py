@@ -10,7 +10,7 @@ it is, nothing here knows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -25,8 +25,9 @@ from replicax.core import notices
 from replicax.core.errors import TraceError
 from replicax.core.names import REPLICA_AXIS
 from replicax.execution.eager import ReplicaThreads
-from replicax.execution.frame import Frame, StateKey, fill_holes
+from replicax.execution.frame import Frame, StateKey
 from replicax.execution.lockstep import run_in_lockstep
+from replicax.execution.mapping import map_replicas
 from replicax.execution.numbering import differing_outputs
 from replicax.execution.varying import analyse, divergent_branch, refuse_repeated_writes
 from replicax.execution.whole import asks_for_pieces, kept_whole, without_pieces
@@ -146,6 +147,11 @@ class _Trace:
     def varying_in(self) -> list[bool]:
         state = [key.per_replica for key in self.frame.entered]
         return state + [REPLICA_AXIS in spec for spec in self.specs]
+
+    @property
+    def names(self) -> list[Hashable]:
+        """For each operand something that is equal for the same one of another variant."""
+        return [(id(v), spec) for v, spec in zip(self.operands, self.specs, strict=True)]
 
 
 def trace_replicas(
@@ -312,7 +318,7 @@ def _trace_variant(
     operands = [
         atom.val if isinstance(atom, compat.Literal) else values[atom] for atom in equation.invars
     ]
-    jaxpr = fill_holes(equation.params["jaxpr"], len(frame.entered))
+    jaxpr = frame.program(equation.params["jaxpr"])
     written, num_uniform, shapes = counts
     return _Trace(
         jaxpr, frame, written, operands, list(equation.params["in_specs"]), num_uniform, shapes
@@ -342,7 +348,7 @@ def _check_writes(traces: Sequence[_Trace]) -> None:
     if len(traces) > 1:
         numbers = [
             [("state", key) for key in trace.frame.entered]
-            + [("operand", i, id(value)) for i, value in enumerate(trace.operands)]
+            + [("operand", name) for name in trace.names]
             for trace in traces
         ]
         variants = [compat.ClosedJaxpr(trace.jaxpr, ()) for trace in traces]
@@ -375,23 +381,27 @@ def _emit(
 ) -> Emitted:
     first = traces[0]
     keys = list(dict.fromkeys(key for trace in traces for key in trace.frame.entered))
-    operands = [value for trace in traces for value in trace.operands]
-    specs = [spec for trace in traces for spec in trace.specs]
+    # What several variants use is one input, so that `lockstep` sees that it is the same.
+    inputs = {
+        name: (value, spec)
+        for trace in traces
+        for name, value, spec in zip(trace.names, trace.operands, trace.specs, strict=True)
+    }
     shapes = _shapes_by_replica(traces, kind_of_replica)
 
-    def replica(values: list[Any], operands: list[Any]) -> tuple[list[Any], ...]:
+    def replica(parts: list[Any]) -> tuple[list[Any], ...]:
         if is_whole:
-            values, operands = kept_whole(values), kept_whole(operands)
+            parts = kept_whole(parts)
         local = {
             key: value[0] if key.per_replica else value
-            for key, value in zip(keys, values, strict=True)
+            for key, value in zip(keys, parts[: len(keys)], strict=True)
         }
-        rest = iter(operands)
-        inputs = [
-            [local[key] for key in trace.frame.entered] + [next(rest) for _ in trace.operands]
+        found = dict(zip(inputs, parts[len(keys) :], strict=True))
+        rows = [
+            [local[key] for key in trace.frame.entered] + [found[name] for name in trace.names]
             for trace in traces
         ]
-        outs = _run_variants(traces, inputs, kind_of_replica)
+        outs = _run_variants(traces, rows, kind_of_replica)
         outs = kept_whole(outs) if is_whole else outs
         num_written = len(first.written)
         shared, own = [], []
@@ -405,15 +415,13 @@ def _emit(
         return shared, own, uniform, varying
 
     state_specs = [PER_REPLICA if key.per_replica else REPLICATED for key in keys]
-    mapped = jax.shard_map(
+    shared, own, uniform, varying = map_replicas(
         replica,
-        mesh=mesh.mesh,
-        in_specs=(state_specs, specs),
+        [*(state.read(key) for key in keys), *(value for value, _ in inputs.values())],
+        [*state_specs, *(spec for _, spec in inputs.values())],
+        mesh=mesh,
         out_specs=(REPLICATED, PER_REPLICA, REPLICATED, PER_REPLICA),
-        axis_names={REPLICA_AXIS},
-        check_vma=False,
     )
-    shared, own, uniform, varying = mapped([state.read(key) for key in keys], operands)
     shared, own = iter(shared), iter(own)
     for key in first.written:
         state.write(key, next(own) if key.per_replica else next(shared))

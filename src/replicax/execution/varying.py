@@ -1,10 +1,11 @@
 """Decides which values of a traced replica function may differ between replicas.
 
 A pass over the jaxpr inside one ``shard_map``: a value varies when it is computed from something
-that varies and has not been reduced over the replica axis since. The same pass refuses two
+that varies and has not been reduced over the replica axis since. The same pass refuses three
 programs that would go wrong without a word: a collective that only some replicas reach (it would
-hang) and a write inside ``jax.checkpoint`` (it would happen twice). It knows nothing of variables,
-strategies or devices; it is called after each trace.
+hang), a write inside ``jax.checkpoint`` (it would happen twice), and a while loop whose predicate
+waits for a write of its body (JAX does not show it). It knows nothing of variables, strategies or
+devices; it is called after each trace.
 """
 
 from __future__ import annotations
@@ -64,11 +65,16 @@ class RematWriteError(TraceError):
     """A write inside ``jax.checkpoint``, which its gradient would execute again."""
 
 
+class StalePredicateError(TraceError):
+    """A while loop whose predicate and body share a variable that one of them assigns."""
+
+
 def refuse_repeated_writes(jaxpr: Any) -> None:
     """Looks at code of one replica, or outside of replicas, where nothing varies.
 
     Raises:
         RematWriteError: ``jax.checkpoint`` contains a write to a Ref made outside of it.
+        StalePredicateError: The predicate of a while loop would not see what its body writes.
     """
     analyse(jaxpr, [False] * len(jaxpr.invars), axis="no axis")
 
@@ -84,6 +90,7 @@ def analyse(jaxpr: Any, varying_in: Sequence[bool], *, axis: str) -> list[bool]:
     Raises:
         DivergentCollectiveError: A collective over ``axis`` is under a varying predicate.
         RematWriteError: ``jax.checkpoint`` contains a write to a Ref made outside of it.
+        StalePredicateError: The predicate of a while loop would not see what its body writes.
     """
     return _analysed(jaxpr, varying_in, _Pass(axis))
 
@@ -340,6 +347,7 @@ class _Pass:
                 self.run(condition, [*cond_consts, *carry], branch=inner)
             middle = [cell.varies for cell in cells]
             outs = self.run(body, [*body_consts, *carry], branch=inner)
+            _check_predicate(eqn, cells, before, _cells(cond_consts), _cells(body_consts))
             entry = _join(carry, [new or predicate for new in outs])
             for cell, (varies, num_writes), mid in zip(cells, before, middle, strict=True):
                 written = cell.num_writes != num_writes
@@ -351,6 +359,24 @@ class _Pass:
 
 def _join(first: Sequence[bool], second: Sequence[bool]) -> list[bool]:
     return [a or b for a, b in zip(first, second, strict=True)]
+
+
+def _check_predicate(
+    eqn: Any,
+    cells: Sequence[_Cell],
+    before: Sequence[tuple[bool, int]],
+    in_predicate: Sequence[_Cell],
+    in_body: Sequence[_Cell],
+) -> None:
+    """Refuses a Ref that JAX would hand to predicate and body as two."""
+    for cell, (_, num_writes) in zip(cells, before, strict=True):
+        if cell in in_predicate and cell in in_body and cell.num_writes != num_writes:
+            raise StalePredicateError(
+                f"the predicate and the body of the while loop at {compat.user_line(eqn)} use the "
+                f"same variable, and one of them assigns it. JAX would not show the new value to "
+                f"the other, and the loop might never end. Carry the value through the loop, and "
+                f"assign the variable after it."
+            )
 
 
 def _write(eqn: Any, cell: _Cell, varies: bool) -> None:

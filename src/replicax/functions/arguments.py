@@ -18,7 +18,9 @@ import numpy as np
 from replicax.backend import compat, placement
 from replicax.core import nest
 from replicax.core.errors import BatchError
-from replicax.execution.cache import ById, value_key
+from replicax.core.exact import EXACT_TYPES, shown
+from replicax.execution.cache import value_key
+from replicax.execution.closures import ById
 from replicax.values.distributed import Mirrored, PerReplica
 from replicax.variables.variable import Variable
 
@@ -86,21 +88,21 @@ def lower(leaf: Any, name: Callable[[], str]) -> Any:
     if type(leaf) is PerReplica:
         return leaf.packed(name)
     if isinstance(leaf, jax.Array):
-        return placement.uncommitted_argument(leaf)
+        return placement.uncommitted_argument(leaf, name)
     if isinstance(leaf, (np.ndarray, np.generic)):
         if leaf.dtype.itemsize >= 8:
             return placement.narrowed(leaf, name())
         return leaf
     if isinstance(leaf, Mirrored):
-        return leaf.array()
+        return leaf.array(name)
     return leaf
 
 
-def path_of(index: int, leaves: Sequence[Any], structure: Any) -> str:
+def path_of(index: int, structure: Any) -> str:
     """What to call one leaf of the arguments in an error."""
     if isinstance(structure, int):  # `flatten` found nothing but leaves
         return f"the argument at [0][{index}]"
-    pairs = nest.leaves_with_path(nest.unflatten(structure, leaves))
+    pairs = nest.leaves_with_path(nest.unflatten(structure, range(structure.num_leaves)))
     return f"the argument at {pairs[index][0]}"
 
 
@@ -162,6 +164,8 @@ def describe_change(old: Hashable, new: Hashable) -> str:
 
 
 def _show(key: Any) -> str:
+    if isinstance(key, tuple) and len(key) == 2 and key[0] in EXACT_TYPES:
+        return shown(key)
     if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], type):
         return repr(key[1])
     if isinstance(key, tuple) and len(key) == 3 and isinstance(key[0], tuple):

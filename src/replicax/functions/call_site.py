@@ -2,22 +2,88 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import threading
-from collections.abc import Callable, Hashable, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from replicax.backend import compat
 from replicax.context import stack
-from replicax.core import nest, notices
+from replicax.core import nest
 from replicax.core.errors import TraceError
 from replicax.core.options import RunOptions
-from replicax.execution.cache import ById, function_key
+from replicax.execution import closures
+from replicax.execution.closures import ById, Captured
 from replicax.functions import arguments
+from replicax.functions.captures import Captures, can_be_input, constant_key
 from replicax.functions.program import Program, initial_values, trace_function
 from replicax.functions.repeating import Call, Repeat, not_repeated, repeat_of
+from replicax.functions.retraces import Retraces
 from replicax.values.distributed import Mirrored, PerReplica
 
-RETRACES_BEFORE_WARNING = 5
+
+@dataclasses.dataclass(slots=True)
+class _Request:
+    """A call, as a program is compiled for it.
+
+    Attributes:
+        fn: The function.
+        leaves: Its arguments, then the captured values that are inputs of the program.
+        structure: Of the arguments.
+        captured: What the function has captured.
+        inputs: Which of ``captured.inputs`` are inputs of the program; the others are constants.
+        strategy: The strategy whose replicas it runs on, or None.
+        options: How it runs on them.
+    """
+
+    fn: Callable[..., Any]
+    leaves: Sequence[Any]
+    structure: Any
+    captured: Captured
+    inputs: Sequence[int]
+    strategy: Any
+    options: RunOptions | None
+
+    @property
+    def num_arguments(self) -> int:
+        return len(self.leaves) - len(self.inputs)
+
+    def with_inputs(self, inputs: Sequence[int]) -> _Request:
+        """The same call with these captured values as inputs."""
+        if not inputs and not self.inputs:
+            return self
+        own = self.leaves[: self.num_arguments]
+        lifted = [self.captured.inputs[i] for i in inputs]
+        return dataclasses.replace(self, leaves=[*own, *lifted], inputs=inputs)
+
+    def constant_keys(self) -> tuple[Hashable, ...]:
+        """The keys of captured values that could be inputs and are constants."""
+        values = enumerate(self.captured.inputs)
+        return tuple([constant_key(x) for i, x in values if i not in self.inputs])
+
+    def named_constants(self) -> dict[tuple[str, ...], Hashable]:
+        """The same, by name."""
+        names = [name for i, name in enumerate(self.captured.names) if i not in self.inputs]
+        return dict(zip(names, self.constant_keys(), strict=True))
+
+    def name_of(self, index: int) -> str:
+        """What to call one of the leaves in an error."""
+        if index < self.num_arguments:
+            return arguments.path_of(index, self.structure)
+        name = self.captured.names[self.inputs[index - self.num_arguments]]
+        return f"the captured value {'.'.join(name)!r}"
+
+    def lowered(self) -> list[Any]:
+        """The arrays that enter the program."""
+        return [
+            arguments.lower(leaf, functools.partial(self.name_of, index))
+            for index, leaf in enumerate(self.leaves)
+            if arguments.is_traced(leaf)
+        ]
 
 
 class CallSite:
@@ -27,21 +93,33 @@ class CallSite:
     anew in each epoch.
     """
 
-    def __init__(self, *, donate: bool, is_keyed: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        donate: bool,
+        owner: weakref.ref[Any] | None = None,
+        lifts: bool = False,
+        max_programs: int | None = None,
+    ) -> None:
         """A site without programs; they are compiled when they are first needed.
 
         Args:
             donate: Whether written variables give their buffers to the step.
-            is_keyed: Whether the site was chosen by the key of the function, so that
-                what the function has captured is known to be the same.
+            owner: What is told how to repeat the last call, which keeps the function alive; None
+                for a site whose functions come and go.
+            lifts: Whether captured values that change become inputs of the programs.
+            max_programs: How many are kept; the oldest goes first.
         """
         self._donate = donate
-        self._is_keyed = is_keyed
+        self._owner = owner
+        self._is_input = can_be_input if lifts else None
+        self._max_programs = max_programs
         self._programs: dict[Hashable, Program] = {}
-        self._last_key: Any = None
+        self._watches: dict[Hashable, list[weakref.ref[Any]]] = {}
+        self._repeated: Program | None = None
+        self._captures = Captures()
+        self._retraces = Retraces()
         self._lock = threading.RLock()
-        self._versions: dict[Hashable, int] = {}
-        self.repeat: Repeat = not_repeated
         self.num_traces = 0
 
     def call(
@@ -59,57 +137,102 @@ class CallSite:
             TraceError: If the function creates variables on every call.
         """
         leaves, structure = arguments.flatten(args, kwargs)
+        captured = closures.captured(fn, self._is_input)
+        request = _Request(fn, leaves, structure, captured, (), strategy, options)
+        if captured.inputs:
+            request = request.with_inputs(self._captures.inputs(captured))
         entry = stack.top()
+        leaf_keys = tuple(map(arguments.leaf_key, request.leaves))
         key = (
             structure,
-            tuple(map(arguments.leaf_key, leaves)),
+            leaf_keys,
             None if entry is None else (entry.strategy.extended.serial, entry.mode),
             None if strategy is None else strategy.extended.serial,
             None if options is None else _options_key(options),
             compat.trace_settings(),
-            self._version(fn),
+            captured.key,
+            request.constant_keys(),
         )
         program = self._programs.get(key)
         if program is None or not program.is_alive():
-            program = self._find_or_compile(key, fn, args, kwargs, strategy, options)
-        result = program.run(self._lowered(leaves, structure))
+            program = self._find_or_compile(key, request, args, kwargs)
+            if program is None:  # other captured values are inputs now
+                return self.call(fn, args, kwargs, strategy=strategy, options=options)
+        result = program.run(request.lowered())
         is_plain = options is None and (entry is None or entry.mode is stack.Mode.SCOPE)
-        if is_plain and not self._is_keyed:  # a keyed site must not keep its function alive
+        if is_plain and self._owner is not None:
             scope = None if entry is None else entry.strategy.extended.serial
-            call = Call(fn, leaves, structure, key[1], strategy, scope)
-            self.repeat = repeat_of(call, program)
-        return arguments.put_back(result, leaves) if program.returns_arguments else result
+            call = Call(captured, leaves, structure, leaf_keys, strategy, scope)
+            self._set_repeat(repeat_of(call, program), program)
+        return arguments.put_back(result, request.leaves) if program.returns_arguments else result
 
     def _find_or_compile(
-        self,
-        key: Hashable,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        strategy: Any,
-        options: RunOptions | None,
-    ) -> Program:
+        self, key: Hashable, request: _Request, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Program | None:
+        """A program for the request, or None if it has other inputs than that."""
         with self._lock:
             program = self._programs.get(key)
-            if program is None or not program.is_alive():
-                self._warn_of_retraces(key, fn)
-                program = self._compile(fn, *nest.flatten((args, kwargs)), strategy, options)
-                self._programs[key] = program
+            if program is not None and program.is_alive():
+                return program
+            fn, captured = request.fn, request.captured
+            if captured.inputs and self._captures.note(captured, fn):
+                return None
+            fixed = request.named_constants()
+            constants = {**closures.constants(fn, self._is_input), **fixed}
+            self._retraces.note(fn, name_of_function(fn), key, constants, fixed)
+            leaves, structure = nest.flatten((args, kwargs))
+            lifted = request.leaves[request.num_arguments :]
+            request = dataclasses.replace(request, leaves=[*leaves, *lifted], structure=structure)
+            try:
+                program = self._compile(request)
+            except Exception:
+                if not request.inputs:
+                    raise
+                self._compile(request.with_inputs(()))  # raises if it has other reasons to fail
+                needed = [i for i in request.inputs if not self._can_be_input(request, i)]
+                self._captures.refuse(captured, needed or request.inputs)
+                return None
+            self._keep(key, program)
             return program
 
-    def _version(self, fn: Callable[..., Any]) -> int:
-        """A number for what the function has captured."""
-        fn = getattr(fn, "__func__", fn)  # of a method, bound weakly or not
-        if self._is_keyed or not getattr(fn, "__closure__", None):
-            return 0
-        return self._versions.setdefault(function_key(fn), len(self._versions))
+    def _can_be_input(self, request: _Request, index: int) -> bool:
+        try:
+            self._compile(request.with_inputs([index]))
+        except Exception:
+            return False
+        return True
 
-    def _lowered(self, leaves: Sequence[Any], structure: Any) -> list[Any]:
-        return [
-            arguments.lower(leaf, lambda i=i: arguments.path_of(i, leaves, structure))
-            for i, leaf in enumerate(leaves)
-            if arguments.is_traced(leaf)
+    # -- what is kept ------------------------------------------------------------------------
+
+    def _keep(self, key: Hashable, program: Program) -> None:
+        """Keeps a program until something that it is for has gone."""
+        if self._max_programs is not None and len(self._programs) >= self._max_programs:
+            oldest, *_ = list(self._programs)  # no iterator: what is collected meanwhile is dropped
+            self._drop(oldest)
+        site = weakref.ref(self)
+
+        def drop(_: Any) -> None:
+            """Called by the garbage collector, perhaps in the middle of JAX."""
+            own = site()
+            if own is not None:
+                own._drop(key)
+
+        self._watches[key] = [
+            weakref.ref(target, drop) for target in (*program.lives(), *_targets_in(key))
         ]
+        self._programs[key] = program
+
+    def _drop(self, key: Hashable) -> None:
+        program = self._programs.pop(key, None)
+        self._watches.pop(key, None)
+        if program is not None and program is self._repeated:
+            self._set_repeat(not_repeated, None)
+
+    def _set_repeat(self, repeat: Repeat, program: Program | None) -> None:
+        owner = None if self._owner is None else self._owner()
+        if owner is not None:
+            self._repeated = program
+            owner.set_repeat(repeat)
 
     def program_for(
         self,
@@ -121,38 +244,45 @@ class CallSite:
     ) -> tuple[Program, list[Any]]:
         """A program for these arguments and its array arguments, to be looked at."""
         leaves, structure = nest.flatten((args, kwargs))
-        return self._compile(fn, leaves, structure, strategy, None), self._lowered(
-            leaves, structure
-        )
+        captured = closures.captured(fn)
+        request = _Request(fn, leaves, structure, captured, (), strategy, None)
+        return self._compile(request), request.lowered()
 
-    def _compile(
-        self,
-        fn: Callable[..., Any],
-        leaves: list[Any],
-        structure: Any,
-        strategy: Any,
-        options: RunOptions | None,
-    ) -> Program:
+    def _compile(self, request: _Request) -> Program:
+        fn, leaves, strategy = request.fn, request.leaves, request.strategy
+        num_arguments, is_input = request.num_arguments, self._is_input
         traced_at = [i for i, leaf in enumerate(leaves) if arguments.is_traced(leaf)]
         lifts = [arguments.lift(leaves[i]) for i in traced_at]
-        arrays = self._lowered(leaves, structure)
+        arrays = request.lowered()
 
         meshes = [leaf.mesh for leaf in leaves if isinstance(leaf, (PerReplica, Mirrored))]
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            result = fn(*args, **kwargs)
-            self.num_traces += 1  # not when the trace is given up and starts over
-            return result
 
         def call(traced: list[Any]) -> Any:
             mine = list(leaves)
             for index, lift, array in zip(traced_at, lifts, traced, strict=True):
                 mine[index] = lift(array)
-            args, kwargs = nest.unflatten(structure, mine)
+            own = fn
+            if is_input is not None:
+                values = list(request.captured.inputs)
+                for index, value in zip(request.inputs, mine[num_arguments:], strict=True):
+                    values[index] = value
+                own = closures.with_inputs(fn, is_input, values)
+
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                result = own(*args, **kwargs)
+                self.num_traces += 1  # not when the trace is given up and starts over
+                return result
+
+            args, kwargs = nest.unflatten(request.structure, mine[:num_arguments])
             if strategy is None:
                 return counted(*args, **kwargs)
-            result = strategy.extended.run_traced(counted, args, kwargs, options)
-            passed = {id(mine[index]): arguments.PassedThrough(index) for index in traced_at}
+            result = strategy.extended.run_traced(counted, args, kwargs, request.options)
+            passed: dict[int, Any] = {id(mine[i]): arguments.PassedThrough(i) for i in traced_at}
+            for index in range(num_arguments, len(mine)):
+                if isinstance(leaves[index], (np.ndarray, np.generic)):  # never the same object
+                    copies = [mine[index]] * strategy.num_replicas_in_sync
+                    mesh = strategy.extended.mesh
+                    passed[id(mine[index])] = PerReplica(mesh, components=copies)
             return nest.map_leaves(lambda leaf: passed.get(id(leaf), leaf), result)
 
         traced = trace_function(call, arrays, meshes)
@@ -168,15 +298,14 @@ class CallSite:
                 )
         return Program(traced, name=_plain_name(fn), donate=self._donate)
 
-    def _warn_of_retraces(self, key: Any, fn: Callable[..., Any]) -> None:
-        if len(self._programs) >= RETRACES_BEFORE_WARNING and self._last_key is not None:
-            notices.notify_once(
-                ("retraces", ById(self)),
-                f"{name_of_function(fn)!r} has been traced {len(self._programs)} times; last "
-                f"because {_what_changed(self._last_key, key, fn)}. Pass values that change as "
-                "arrays, and keep their shapes.",
-            )
-        self._last_key = key
+
+def _targets_in(key: Any) -> Iterator[Any]:
+    """The objects that a key knows by identity."""
+    if isinstance(key, tuple):
+        for part in key:
+            yield from _targets_in(part)
+    elif isinstance(key, ById) and key.is_weak:
+        yield key.target()
 
 
 def _options_key(options: RunOptions) -> Hashable:
@@ -186,16 +315,6 @@ def _options_key(options: RunOptions) -> Hashable:
         options.experimental_bucketizing_dynamic_shape,
         None if xla is None else tuple(sorted(xla.items())),
     )
-
-
-def _what_changed(old: Any, new: Any, fn: Callable[..., Any]) -> str:
-    if old[0] != new[0]:
-        return f"the structure of its arguments changed from {old[0]} to {new[0]}"
-    for index, (before, after) in enumerate(zip(old[1], new[1], strict=True)):
-        if before != after:
-            change = arguments.describe_change(before, after)
-            return f"argument {arguments.name_of(index, old[0], fn)} changed: {change}"
-    return "the strategy, its options, JAX's settings or a captured value changed"
 
 
 def name_of_function(fn: Any) -> str:

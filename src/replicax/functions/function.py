@@ -6,23 +6,24 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, overload
 
 from replicax.backend import compat
 from replicax.context import stack
 from replicax.core.errors import ContextError
 from replicax.core.protocols import DIFFERENT, CompiledCallable, HostIterable
-from replicax.execution.cache import function_key
+from replicax.execution.captured import with_captured
 from replicax.execution.frame import current_frame
 from replicax.execution.host_loop import HostLoopRequired, host_loop
 from replicax.execution.whole_program import provide_compiler
 from replicax.functions import signature
 from replicax.functions.call_site import CallSite, name_of_function
-from replicax.functions.repeating import not_repeated
+from replicax.functions.repeating import Repeat, not_repeated
 from replicax.functions.settings import SETTINGS
+from replicax.values.distributed import PerReplica
 
-_MAX_SITES = 256
+_MAX_LOOP_PROGRAMS = 256
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:
@@ -49,7 +50,7 @@ def functions_run_eagerly() -> bool:
     return SETTINGS.run_eagerly
 
 
-provide_compiler(lambda: CallSite(donate=True, is_keyed=True), functions_run_eagerly)
+provide_compiler(lambda: CallSite(donate=True), functions_run_eagerly)
 
 
 class Function(CompiledCallable):
@@ -66,9 +67,9 @@ class Function(CompiledCallable):
         self.input_signature = (
             None if input_signature is None else signature.parse_signature(input_signature, name)
         )
-        self._site = CallSite(donate=donate)
+        self._site = CallSite(donate=donate, owner=weakref.ref(self))
         self.repeat = not_repeated
-        self._run_sites: dict[Hashable, CallSite] = {}
+        self._loop_site = CallSite(donate=donate, lifts=True, max_programs=_MAX_LOOP_PROGRAMS)
         self._runs_as_loop = False
         self._methods: dict[int, Function] = {}
 
@@ -87,9 +88,7 @@ class Function(CompiledCallable):
         bound = self._methods.get(id(instance))  # equal instances are still different ones
         if bound is None:
             # The bound function must not keep its instance alive, and goes with it.
-            method = _WeakMethod(self.python_function, instance)
-            bound = Function(method, None, self._donate)
-            bound.input_signature = self.input_signature
+            bound = self.with_function(_WeakMethod(self.python_function, instance))
             self._methods[id(instance)] = bound
             weakref.finalize(instance, self._methods.pop, id(instance), None).atexit = False
         return bound
@@ -110,7 +109,7 @@ class Function(CompiledCallable):
         if self._runs_as_loop or _has_host_data(args, kwargs):
             return self._loop(args, kwargs)
         try:
-            return self._call(args, kwargs)
+            return self._site.call(self.python_function, args, kwargs)
         except HostLoopRequired:
             self._runs_as_loop = True
             return self._loop(args, kwargs)
@@ -128,13 +127,13 @@ class Function(CompiledCallable):
             )
         if self.input_signature is not None:
             args, kwargs = self._checked(args, kwargs)
-        return self._call(args, kwargs, strategy=strategy, options=options)
+        fn = self.python_function
+        return self._site.call(fn, args, kwargs, strategy=strategy, options=options)
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], **how: Any) -> Any:
-        result = self._site.call(self.python_function, args, kwargs, **how)
+    def set_repeat(self, repeat: Repeat) -> None:
+        """Called by the call site, which knows how to repeat the last call."""
         if self.input_signature is None:  # what it checks would not be checked again
-            self.repeat = self._site.repeat
-        return result
+            self.repeat = repeat
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The program for these arguments, lowered by JAX: ``.as_text()``, ``.compile()``."""
@@ -157,14 +156,46 @@ class Function(CompiledCallable):
         return signature.check_arguments(self.input_signature, args, kwargs, name), {}
 
     def _call_in_replica(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """All replicas call together: one program for all of them."""
+        """All replicas call together: one program for all of them.
+
+        Every replica may have made the function for itself; any of them serves.
+        """
         strategy = entry.strategy
 
-        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return self._call(args, kwargs, strategy=strategy)
+        def call(own: dict[str, Any], function: Any, args: Any, kwargs: Any) -> Any:
+            first = function.values[0] if isinstance(function, PerReplica) else function
+            return first._call_with(own, args, kwargs, strategy)
 
-        label = f"the function {name_of_function(self.python_function)!r}"
-        return entry.replica_context.together(label, call, (args, kwargs))
+        fn = self.python_function
+        label = f"the function {_shared_name(fn)!r}"
+        return entry.replica_context.together(label, call, (self, args, kwargs), own=fn)
+
+    def _call_with(
+        self, own: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any], strategy: Any
+    ) -> Any:
+        """Calls for all replicas, with the captured values that they have of their own.
+
+        Args:
+            own: By their path in `captured_by`. They are inputs of the program, as arguments are.
+            args: The arguments.
+            kwargs: The same by keyword.
+            strategy: Whose replicas call.
+        """
+        if not own:
+            return self._site.call(self.python_function, args, kwargs, strategy=strategy)
+        python_function = with_captured(self.python_function, {path: path for path in own})
+
+        def call(own: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return with_captured(python_function, own)(*args, **kwargs)
+
+        call.__qualname__ = _shared_name(self.python_function)
+        return self._site.call(call, (own, args, kwargs), {}, strategy=strategy)
+
+    def with_function(self, python_function: Callable[..., Any]) -> Function:
+        """The same of another function."""
+        made = Function(python_function, None, self._donate)
+        made.input_signature = self.input_signature
+        return made
 
     def _loop(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs as Python, with every ``run`` inside compiled."""
@@ -179,13 +210,7 @@ class Function(CompiledCallable):
         kwargs: dict[str, Any],
         options: Any,
     ) -> Any:
-        key = function_key(fn)
-        site = self._run_sites.get(key)
-        if site is None:
-            if len(self._run_sites) >= _MAX_SITES:
-                self._run_sites.pop(next(iter(self._run_sites)))
-            site = self._run_sites[key] = CallSite(donate=self._donate, is_keyed=True)
-        return site.call(fn, args, kwargs, strategy=strategy, options=options)
+        return self._loop_site.call(fn, args, kwargs, strategy=strategy, options=options)
 
 
 class _WeakMethod:
@@ -202,6 +227,9 @@ class _WeakMethod:
                 "cannot be held weakly. Add '__weakref__' to the __slots__ of the class."
             ) from None
 
+    def __repr__(self) -> str:
+        return f"<method {name_of_function(self.__func__)} of {self._instance()!r}>"
+
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(types.MethodType(self.__func__, self._instance()))
@@ -211,6 +239,11 @@ class _WeakMethod:
         if instance is None:
             raise ContextError(f"the object of method {name_of_function(self.__func__)!r} is gone.")
         return types.MethodType(self.__func__, instance)(*args, **kwargs)
+
+
+def _shared_name(fn: Callable[..., Any]) -> str:
+    """A name that all replicas and workers give to the function: without its address."""
+    return getattr(fn, "__qualname__", type(fn).__qualname__)
 
 
 def _has_host_data(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

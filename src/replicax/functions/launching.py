@@ -114,7 +114,7 @@ class Launcher:
             RUN_AHEAD.make_room(follows=bool(written))
             before = [key.array for key in written]
             constant = [key.array for key in self._read]
-            _refuse_deleted([*before, *constant, *arguments])
+            _refuse_deleted(written, self._read, arguments)
             gives = self._donates and not any(key.handed_out for key in written)
             COUNTS.stamp = object()
             parts = before, constant, arguments
@@ -145,13 +145,14 @@ class Launcher:
         RUN_AHEAD.settle()
         return outputs
 
-    def lowered(self, arguments: list[Any]) -> Any:
-        """The lowered program, to be looked at."""
+    def lowered(self, arguments: list[Any], platforms: tuple[str, ...] | None = None) -> Any:
+        """The lowered program, to be looked at; for `platforms`, or for that of its devices."""
         with RUN_AHEAD.lock:
             self._fill_pools()
             written = [key.live_array() for key in self._written]
             read = [key.live_array() for key in self._read]
-        return self._variants[self._donates].lower(written, read, arguments)
+        traced = self._variants[self._donates].trace(written, read, arguments)
+        return traced.lower(lowering_platforms=platforms)
 
     def _look_for_shortcut(
         self, before: list[Any], outputs: list[Any], arguments: list[Any]
@@ -197,9 +198,15 @@ def compile_lowered(lowered: Any) -> None:
         host_memory.give_back_free()
 
 
-def _refuse_deleted(inputs: list[Any]) -> None:
-    """Lets JAX say so; a program on several devices that gets such an array ends the process."""
-    for array in inputs:
+def _refuse_deleted(written: list[Storage], read: list[Storage], arguments: list[Any]) -> None:
+    """Raises before a program on several devices gets such an array and ends the process.
+
+    Arguments that others have parts of were looked at before; here JAX says it.
+    """
+    for key in (*written, *read):
+        if key.handed_out or key.array is None or key.array.is_deleted():
+            key.refuse_deleted()
+    for array in arguments:
         if type(array) is compat.ConcreteArray and array.is_deleted():
             jax.device_get(array)
 

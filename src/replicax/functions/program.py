@@ -23,7 +23,7 @@ from replicax.backend.mesh import ReplicaMesh
 from replicax.backend.runahead import RUN_AHEAD
 from replicax.core import nest
 from replicax.core.errors import TraceError
-from replicax.execution.frame import Frame, StateKey, fill_holes
+from replicax.execution.frame import Frame, StateKey
 from replicax.execution.host_loop import HostLoopRequired
 from replicax.execution.spmd import without_devices
 from replicax.execution.varying import refuse_repeated_writes
@@ -131,7 +131,7 @@ def trace_function(
 
     closed = jax.make_jaxpr(traced)(*arrays)
     results, structure, num_outputs = box
-    jaxpr = fill_holes(closed.jaxpr, len(frame.entered))
+    jaxpr = frame.program(closed.jaxpr)
     refuse_repeated_writes(jaxpr)
     traced_function = TracedFunction(jaxpr, closed.consts, frame, results, structure, num_outputs)
     for error in dropped:
@@ -214,7 +214,7 @@ def _token_among(outputs: Sequence[Any], jaxpr: Any) -> int:
 def _captured(array: jax.Array) -> Storage:
     """An array over several workers that the function captured: JAX wants it as an input."""
     storage = Storage("a captured value", array.shape, array.dtype)
-    storage.array = array
+    storage.array, storage.handed_out = array, True
     return storage
 
 
@@ -335,6 +335,10 @@ class Program:
             return _Variants(replay, out_shardings=layouts, compiler_options=options)
 
         return arranged
+
+    def lives(self) -> list[object]:
+        """An object for each of its variables that goes when the variable does."""
+        return [key.life for key in (*self._written, *self._read)]
 
     def is_alive(self) -> bool:
         """Whether it can be used: all its variables exist, and its compilation was not interrupted.

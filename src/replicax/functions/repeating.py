@@ -8,8 +8,9 @@ site's key, mostly by identity, in one closure; see `launching` for the reason.
 from __future__ import annotations
 
 import dataclasses
-import types
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from itertools import starmap
 from typing import Any
 
 from replicax.backend import compat
@@ -17,6 +18,7 @@ from replicax.context import stack
 from replicax.core import nest
 from replicax.core.protocols import DIFFERENT
 from replicax.execution import frame
+from replicax.execution.closures import Captured
 from replicax.functions import arguments
 from replicax.functions.program import Program, SettingsChanged
 from replicax.functions.settings import SETTINGS
@@ -25,7 +27,6 @@ from replicax.values.distributed import PerReplica
 Repeat = Callable[[Any, Sequence[Any], "Mapping[str, Any] | None"], Any]
 """From strategy and arguments to the result, or to `DIFFERENT`."""
 
-_NO_PATH = "by position".__str__
 _COMPARED = (bool, int, str, type(None))  # static arguments that are quickly compared
 
 
@@ -39,7 +40,7 @@ class Call:
     """A call outside every scope or directly in one, as its call site sees it.
 
     Attributes:
-        fn: The function that was called; the call site has no other.
+        captured: What the function had captured; the call site has no other function.
         leaves: Its arguments.
         structure: Of the arguments, by `arguments.flatten`.
         keys: For each leaf its `arguments.leaf_key`.
@@ -47,7 +48,7 @@ class Call:
         scope: The ``extended.serial`` of the strategy in whose scope it was made, or None.
     """
 
-    fn: Any
+    captured: Captured
     leaves: Sequence[Any]
     structure: Any
     keys: tuple[Any, ...]
@@ -76,14 +77,16 @@ def repeat_of(call: Call, program: Program) -> Repeat:
     """
     if program.returns_arguments or not call.is_repeatable:
         return not_repeated
-    inner = getattr(call.fn, "__func__", call.fn)
-    cells = _cells_of(inner) if getattr(inner, "__closure__", None) else []
-    cells = tuple((cell, _content(cell)) for cell in cells)
+    captured = call.captured
+    cells, functions, mappings = captured.cells, captured.functions, captured.mappings
     strategy, structure, keys, scope = call.strategy, call.structure, call.keys, call.scope
     is_nest = not isinstance(structure, int)
     kinds, num_leaves = list(map(type, call.leaves)), len(call.leaves)
+    names = [functools.partial(arguments.path_of, i, structure) for i in range(num_leaves)]
     static = {i: x for i, x in enumerate(call.leaves) if not arguments.is_traced(x)}
     are_arrays = all(kind is compat.ConcreteArray for kind in kinds)  # the launcher will look
+    # Arrays over several devices, whose parts the user may have; those of values look themselves.
+    spread = [i for i, x in enumerate(call.leaves) if _is_spread(x)]
     launcher, finish = program.launcher, program.finish
     assert finish is not None  # it has been launched
     make, made_of = program.only_result or (None, 0)
@@ -97,11 +100,13 @@ def repeat_of(call: Call, program: Program) -> Repeat:
         # The direct launcher has looked: a trace of ours is one of JAX, too.
         if trace.value is not no_trace or traces.frame is not None:
             return None
+        if list(map(type, leaves)) != kinds:  # nobody has looked yet where all were arrays
+            return None
         if tuple(map(arguments.leaf_key, leaves)) != keys or not program.is_alive():
             return None
-        traced = [leaf for i, leaf in enumerate(leaves) if i not in static]
+        traced = [(leaf, names[i]) for i, leaf in enumerate(leaves) if i not in static]
         try:
-            return launcher.launch([arguments.lower(leaf, _NO_PATH) for leaf in traced])
+            return launcher.launch([arguments.lower(leaf, name) for leaf, name in traced])
         except SettingsChanged:
             return None
 
@@ -130,7 +135,7 @@ def repeat_of(call: Call, program: Program) -> Repeat:
                 if kind is not kinds[index]:
                     return DIFFERENT
                 if kind is PerReplica:
-                    leaf = leaf.packed_if_like(keys[index])
+                    leaf = leaf.packed_if_like(keys[index], names[index])
                     if leaf is None:
                         return DIFFERENT
                 elif index in static:
@@ -138,11 +143,22 @@ def repeat_of(call: Call, program: Program) -> Repeat:
                         return DIFFERENT
                     continue
                 arrays.append(leaf)
+        if spread and any(compat.is_deleted(leaves[index]) for index in spread):
+            return DIFFERENT
         try:
             for cell, captured in cells:
                 if cell.cell_contents is not captured:
                     return DIFFERENT
         except ValueError:  # a cell was emptied
+            return DIFFERENT
+        for fn, code, defaults, keywords in functions:
+            if (
+                fn.__defaults__ is not defaults
+                or fn.__code__ is not code
+                or fn.__kwdefaults__ is not keywords
+            ):
+                return DIFFERENT
+        if mappings and not all(starmap(_has_same_items, mappings)):
             return DIFFERENT
         outputs = launcher.direct(arrays)
         if outputs is None:
@@ -160,22 +176,9 @@ def repeat_of(call: Call, program: Program) -> Repeat:
     return repeat
 
 
-def _cells_of(fn: Any) -> list[types.CellType]:
-    """The cells of a function, and of the functions it has captured."""
-    seen, cells, functions = {id(fn)}, [], [fn]
-    for function in functions:  # grows meanwhile
-        for cell in function.__closure__ or ():
-            cells.append(cell)
-            value = _content(cell)
-            if type(value) is types.FunctionType and id(value) not in seen:
-                seen.add(id(value))
-                functions.append(value)
-    return cells
+def _is_spread(leaf: Any) -> bool:
+    return type(leaf) is compat.ConcreteArray and len(leaf.devices()) > 1
 
 
-def _content(cell: types.CellType) -> Any:
-    """What a cell of a closure holds; None while it is empty."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
+def _has_same_items(mapping: Mapping[str, Any], items: dict[str, Any]) -> bool:
+    return mapping.keys() == items.keys() and all(mapping[name] is items[name] for name in items)

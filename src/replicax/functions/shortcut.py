@@ -138,7 +138,7 @@ def direct_launcher(
                 return None
             if (
                 trace_settings() != settings
-                or (exposed and any(map(is_deleted, map(_array, exposed))))
+                or (exposed and any(map(compat.is_deleted, map(_array, exposed))))
                 or trace.value is not no_trace
                 or check.value is not no_check
                 or devices.value is not no_devices

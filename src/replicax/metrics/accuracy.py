@@ -17,7 +17,7 @@ class BinaryAccuracy(Average):
 
     Args:
         name: A name for the metric and, in front, for its states.
-        dtype: A floating dtype for the states; float32 if None.
+        dtype: The floating dtype of the result; float32 if None.
         threshold: Predictions above it mean yes.
 
     Example:
@@ -49,7 +49,7 @@ class CategoricalAccuracy(Average):
 
     Args:
         name: A name for the metric and, in front, for its states.
-        dtype: A floating dtype for the states; float32 if None.
+        dtype: The floating dtype of the result; float32 if None.
 
     Example:
         >>> accuracy = CategoricalAccuracy()
@@ -75,7 +75,7 @@ class SparseCategoricalAccuracy(Average):
 
     Args:
         name: A name for the metric and, in front, for its states.
-        dtype: A floating dtype for the states; float32 if None.
+        dtype: The floating dtype of the result; float32 if None.
 
     Example:
         >>> accuracy = SparseCategoricalAccuracy()
@@ -118,7 +118,7 @@ class TopKCategoricalAccuracy(_TopK):
     Args:
         k: How many classes count.
         name: A name for the metric and, in front, for its states.
-        dtype: A floating dtype for the states; float32 if None.
+        dtype: The floating dtype of the result; float32 if None.
 
     Example:
         >>> accuracy = TopKCategoricalAccuracy(k=2)
@@ -147,7 +147,7 @@ class SparseTopKCategoricalAccuracy(_TopK):
     Args:
         k: How many classes count.
         name: A name for the metric and, in front, for its states.
-        dtype: A floating dtype for the states; float32 if None.
+        dtype: The floating dtype of the result; float32 if None.
 
     Example:
         >>> accuracy = SparseTopKCategoricalAccuracy(k=2)

@@ -36,7 +36,7 @@ class AUC(Metric):
             interpolation of Davis and Goadrich for PR), or ``"minoring"`` or
             ``"majoring"`` for a bound from below or above.
         name: A name for the metric and, in front, for its states.
-        dtype: A floating dtype for the states; float32 if None.
+        dtype: The floating dtype of the result; float32 if None.
         thresholds: The thresholds between 0 and 1, instead of `num_thresholds`.
         from_logits: Whether scores are logits; their sigmoid is taken.
 
@@ -82,7 +82,7 @@ class AUC(Metric):
             sample_weight: One weight for all, for each example or for each value.
         """
         truth, scores, weights = flat_examples(
-            y_true, y_pred, sample_weight, metric=self.name, dtype=self.dtype
+            y_true, y_pred, sample_weight, metric=self.name, dtype=self.state_dtype
         )
         if self._from_logits:
             scores = jax.nn.sigmoid(scores)
@@ -96,6 +96,9 @@ class AUC(Metric):
 
     def result(self) -> jax.Array:
         """The area over everything seen."""
+        return self._area().astype(self.dtype)
+
+    def _area(self) -> jax.Array:
         hits, false_alarms = self.true_positives.value, self.false_positives.value
         recall = divide_no_nan(hits, hits[0])  # below the first threshold is no score
         if self._curve == "ROC":

@@ -22,11 +22,11 @@ class Average(Metric):
 
     def accumulate(self, values: Any, sample_weight: Any) -> None:
         """Adds values with their weights."""
-        values = jnp.asarray(values).astype(self.dtype)
-        weights = weights_of(values, sample_weight, self.name, self.dtype)
+        values = jnp.asarray(values).astype(self.state_dtype)
+        weights = weights_of(values, sample_weight, self.name, self.state_dtype)
         self.total.assign_add(jnp.sum(values * weights))
         self.count.assign_add(jnp.sum(weights))
 
     def result(self) -> jax.Array:
         """The mean of everything seen; 0 if that is nothing."""
-        return divide_no_nan(self.total.value, self.count.value)
+        return divide_no_nan(self.total.value, self.count.value).astype(self.dtype)

@@ -30,7 +30,7 @@ class Metric(abc.ABC):
 
     Args:
         name: A name for the metric and, in front, for its states.
-        dtype: A floating dtype for the states; float32 if None.
+        dtype: The floating dtype of the result; float32 if None.
 
     Example:
         >>> import replicax as rx
@@ -66,8 +66,16 @@ class Metric(abc.ABC):
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the states and of the result."""
+        """The dtype of the result."""
         return self._dtype
+
+    @property
+    def state_dtype(self) -> np.dtype:
+        """The dtype to add up in, and that of the states: `dtype`, but 32 bits at least.
+
+        A half float cannot count beyond 2048.
+        """
+        return np.dtype(jnp.promote_types(self._dtype, jnp.float32))
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -83,9 +91,9 @@ class Metric(abc.ABC):
         Args:
             name: A name within the metric.
             shape: The shape.
-            dtype: The dtype; that of the metric if None.
+            dtype: The dtype; `state_dtype` if None.
         """
-        dtype = self._dtype if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
+        dtype = self.state_dtype if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
         state = Variable(
             np.zeros(shape, dtype),
             False,

@@ -45,9 +45,9 @@ class HitRatio(Metric):
             sample_weight: One weight for all, for each example or for each value.
         """
         truth, scores, weights = flat_examples(
-            y_true, y_pred, sample_weight, metric=self.name, dtype=self.dtype
+            y_true, y_pred, sample_weight, metric=self.name, dtype=self.state_dtype
         )
-        predicted = scores > jnp.asarray(self._thresholds, self.dtype)[:, None]
+        predicted = scores > jnp.asarray(self._thresholds, self.state_dtype)[:, None]
         mistakes = self.is_mistake(predicted, truth)
         self.true_positives.assign_add(jnp.sum(jnp.where(predicted & truth, weights, 0), axis=1))
         self._mistakes.assign_add(jnp.sum(jnp.where(mistakes, weights, 0), axis=1))
@@ -55,5 +55,5 @@ class HitRatio(Metric):
     def result(self) -> jax.Array:
         """The ratio over everything seen, for each threshold; 0 where nothing counts."""
         hits = self.true_positives.value
-        ratio = divide_no_nan(hits, hits + self._mistakes.value)
+        ratio = divide_no_nan(hits, hits + self._mistakes.value).astype(self.dtype)
         return ratio[0] if self._is_one else ratio

@@ -12,7 +12,7 @@ class Mean(Average):
 
     Args:
         name: A name for the metric and, in front, for its states.
-        dtype: A floating dtype for the states; float32 if None.
+        dtype: The floating dtype of the result; float32 if None.
 
     Example:
         >>> import replicax as rx

@@ -15,7 +15,7 @@ class MeanSquaredError(Average):
 
     Args:
         name: A name for the metric and, in front, for its states.
-        dtype: A floating dtype for the states; float32 if None.
+        dtype: The floating dtype of the result; float32 if None.
 
     Example:
         >>> error = MeanSquaredError()
@@ -33,5 +33,5 @@ class MeanSquaredError(Average):
             sample_weight: One weight for all, for each example or for each value.
         """
         truth, predictions = paired(y_true, y_pred, self.name)
-        difference = predictions.astype(self.dtype) - truth.astype(self.dtype)
+        difference = predictions.astype(self.state_dtype) - truth.astype(self.state_dtype)
         self.accumulate(jnp.square(difference), sample_weight)

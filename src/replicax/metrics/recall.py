@@ -15,7 +15,7 @@ class Recall(HitRatio):
         thresholds: Scores above it are predicted positive: one number, or a list
             for a result with one figure each; 0.5 if None.
         name: A name for the metric and, in front, for its states.
-        dtype: A floating dtype for the states; float32 if None.
+        dtype: The floating dtype of the result; float32 if None.
 
     Example:
         >>> recall = Recall()

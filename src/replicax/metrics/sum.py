@@ -16,7 +16,7 @@ class Sum(Metric):
 
     Args:
         name: A name for the metric and, in front, for its state.
-        dtype: A floating dtype for the state; float32 if None.
+        dtype: The floating dtype of the result; float32 if None.
 
     Example:
         >>> total = Sum()
@@ -37,10 +37,10 @@ class Sum(Metric):
             values: An array or a number.
             sample_weight: One weight for all, for each example or for each value.
         """
-        values = jnp.asarray(values).astype(self.dtype)
-        weights = weights_of(values, sample_weight, self.name, self.dtype)
+        values = jnp.asarray(values).astype(self.state_dtype)
+        weights = weights_of(values, sample_weight, self.name, self.state_dtype)
         self.total.assign_add(jnp.sum(values * weights))
 
     def result(self) -> jax.Array:
         """The sum of everything seen."""
-        return self.total.value
+        return self.total.value.astype(self.dtype)

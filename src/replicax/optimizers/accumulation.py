@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
+from replicax.backend import collectives
 from replicax.core.enums import ReduceOp, VariableAggregation, VariableSynchronization
 from replicax.core.errors import VariableError
 from replicax.variables.partitioning import layout_like
@@ -43,6 +44,7 @@ class Accumulation:
         self._is_local: bool | None = None
         self._sums: list[Variable] = []
         self._count: Any = None
+        self._dtypes: list[Any] = []
         self._devices: Any = None
 
     @property
@@ -97,12 +99,14 @@ class Accumulation:
         for gradient, variable in zip(gradients, variables, strict=True):
             # A sum of a replica's own is beside the replica, wherever the variable is.
             where = contextlib.nullcontext() if local else extended.colocate_vars_with(variable)
-            zeros = np.zeros(variable.shape, gradient.dtype)
+            dtype = collectives.summing_dtype(collectives.as_mean_dtype(gradient.dtype))
+            zeros = np.zeros(variable.shape, dtype)
             with where:
                 name = f"{self._name}/accumulated/{variable.name}"
                 layout = layout_like(variable, zeros.shape, strategy)
                 sums.append(Variable(zeros, False, name=name, **kind, **layout))
         # At once: the variants of a trace, which create the same variables, all come here.
+        self._dtypes = [collectives.as_mean_dtype(gradient.dtype) for gradient in gradients]
         self._devices, self._count, self._sums, self._is_local = devices, count, sums, local
 
     def add_local(self, context: Any, gradients: Sequence[Any], is_reduced: Sequence[bool]) -> None:
@@ -152,7 +156,10 @@ class Accumulation:
             totals = strategy.extended.batch_reduce_to(self._op, pairs)
         else:
             totals = [total.read_value() for total in self._sums]
-        means = [jnp.asarray(total) / self.steps for total in totals]
+        means = [
+            (jnp.asarray(total) / self.steps).astype(dtype)
+            for total, dtype in zip(totals, self._dtypes, strict=True)
+        ]
         for total in self._sums:
             total.assign(jnp.zeros(total.shape, total.dtype))
         return means

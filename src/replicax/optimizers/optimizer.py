@@ -24,6 +24,7 @@ from replicax.optimizers.gradients import checked_pairs, is_reduced, reduced
 from replicax.optimizers.sharded import update_on_parts, works_on_parts
 from replicax.optimizers.state import OptimizerState
 from replicax.variables.partitioning import layout_like
+from replicax.variables.storage import exclusively
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -294,12 +295,13 @@ class Optimizer:
             strategy, self._op, gradients, variables, aggregate=aggregate, of_replicas=of_replicas
         )
         accumulation = self._accumulation
-        if accumulation is None:
-            self._update(strategy, totals)
-            return
-        accumulation.prepare(strategy, self._state.devices, totals, variables, local=False)
-        accumulation.add_reduced(strategy, totals)
-        accumulation.finish_step(strategy, lambda means: self._update(strategy, means))
+        with exclusively():
+            if accumulation is None:
+                self._update(strategy, totals)
+                return
+            accumulation.prepare(strategy, self._state.devices, totals, variables, local=False)
+            accumulation.add_reduced(strategy, totals)
+            accumulation.finish_step(strategy, lambda means: self._update(strategy, means))
 
     def _accumulate(self, context: Any, accumulation: Accumulation, gradients: list[Any]) -> None:
         """Adds the replica's own gradients to its own sums, in replica context."""
@@ -311,7 +313,8 @@ class Optimizer:
             return [is_reduced(gradient) for gradient in gradients]
 
         def finish(strategy: Any) -> None:
-            accumulation.finish_step(strategy, lambda means: self._update(strategy, means))
+            with exclusively():
+                accumulation.finish_step(strategy, lambda means: self._update(strategy, means))
 
         are_reduced = context.merge_call(prepare, args=(gradients,))
         accumulation.add_local(context, gradients, are_reduced)

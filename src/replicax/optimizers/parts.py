@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from replicax.backend import compat, shards
+from replicax.backend import collectives, compat, shards
 from replicax.backend.collectives import Reduction
 from replicax.backend.shards import ShardLayout
 from replicax.core.names import REPLICA_AXIS
@@ -208,7 +208,9 @@ def _real(value: Split, otherwise: Any) -> jax.Array:
 
 
 def _sum(value: Split) -> jax.Array:
-    return lax.psum(_real(value, 0).sum(dtype=value.part.dtype), REPLICA_AXIS)
+    dtype = value.part.dtype
+    own = _real(value, 0).sum(dtype=collectives.summing_dtype(dtype))
+    return lax.psum(own, REPLICA_AXIS).astype(dtype)
 
 
 def _max(value: Split) -> jax.Array:

@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 
 from replicax.backend import compat, devices, placement
@@ -32,13 +31,14 @@ from replicax.strategies.multi_step import MultiStepContext, StepPrograms, run_s
 from replicax.strategies.parts import part_of_argument, reduced_to_parts, runs_on_parts
 from replicax.strategies.replication import Replication, component_of, without_views
 from replicax.values.distributed import ComponentView, DistributedValues, Mirrored, PerReplica
-from replicax.values.reduce import reduce_leaves
-from replicax.values.regroup import select
+from replicax.values.reduce import as_array, reduce_leaves
+from replicax.values.regroup import same_python_value, select
 from replicax.values.traced import TracedMirrored
 from replicax.variables.colocation import colocated_on
 from replicax.variables.distributed import DistributedVariable
 from replicax.variables.partitioning import is_partitioned
 from replicax.variables.sharded import ShardedVariable, VariablePart
+from replicax.variables.storage import exclusively
 from replicax.variables.update import UpdateSession
 from replicax.variables.variable import Variable
 
@@ -196,7 +196,7 @@ class StrategyExtended(Replication, ExtendedInput):
                 "extended.broadcast_to got a PerReplica value, which is already different on every "
                 "device. Combine it first with extended.reduce_to."
             )
-        value = tensor.read_value() if isinstance(tensor, Mirrored) else jnp.asarray(tensor)
+        value = as_array(tensor, "the tensor of extended.broadcast_to")
         return self._placed(value, destinations)
 
     def _placed(self, value: Any, destinations: Any) -> Any:
@@ -335,12 +335,13 @@ class StrategyExtended(Replication, ExtendedInput):
         else:
             session = UpdateSession(len(places))
             first = self.mesh.local_replicas.start
-            for index, device in enumerate(places):
-                own_args, own_kwargs = select((args, kwargs), first + index)
-                entry = stack.Entry(strategy, stack.Mode.UPDATE, copy_id=index, update=session)
-                with stack.entered(entry), jax.default_device(device):
-                    results.append(call(copies[index + 1], own_args, own_kwargs))
-            session.commit()
+            with exclusively():
+                for index, device in enumerate(places):
+                    own_args, own_kwargs = select((args, kwargs), first + index)
+                    entry = stack.Entry(strategy, stack.Mode.UPDATE, copy_id=index, update=session)
+                    with stack.entered(entry), jax.default_device(device):
+                        results.append(call(copies[index + 1], own_args, own_kwargs))
+                session.commit()
         if not group:
             return nest.transpose(results, list)
         if len(places) == 1:
@@ -348,13 +349,18 @@ class StrategyExtended(Replication, ExtendedInput):
         return nest.transpose(results, self._merge_update)
 
     def _merge_update(self, leaves: tuple[Any, ...]) -> Any:
-        """One result of the updates of all copies: made from mirrored values, so mirrored."""
+        """One result of the updates of all copies: mirrored, if all of them are equal."""
         first = leaves[0]
-        if not isinstance(first, (jax.Array, np.ndarray, np.generic)):
+        if not all(map(placement.is_array_like, leaves)):
             return without_views(first)
-        if current_frame() is None:
-            return Mirrored(self.mesh, components=[jnp.asarray(leaf) for leaf in leaves])
-        return self._mirrored(jnp.asarray(first))
+        if current_frame() is not None:
+            return self._mirrored(jnp.asarray(first)) if _is_array(first) else first
+        if not all(map(_is_array, leaves)):
+            is_one = same_python_value(leaves)
+            return first if is_one else PerReplica(self.mesh, components=leaves)
+        arrays = [jnp.asarray(leaf) for leaf in leaves]
+        kind = Mirrored if placement.are_same(arrays) else PerReplica
+        return kind(self.mesh, components=arrays)
 
     # -- many steps --------------------------------------------------------------------------
 
@@ -442,6 +448,10 @@ class StrategyExtended(Replication, ExtendedInput):
                 f"{call} of {self._container_strategy!r} got variable {v.name!r}, which was "
                 f"created under {v.strategy!r}."
             )
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, placement.Arrays)
 
 
 def _refuse_per_replica(call: str, arguments: Any) -> None:

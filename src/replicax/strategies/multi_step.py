@@ -343,16 +343,20 @@ def _uniform(inputs: Sequence[Any]) -> list[Any] | str:
         if all(type(leaf) in (bool, int) for leaf in leaves) and not same_python_value(leaves):
             leaves = [placement.narrowed(leaf, f"the input{path}") for leaf in leaves]
         types = [_type_of(leaf) for leaf in leaves]
-        for index, kind in enumerate(types):
-            same = kind == types[0] and (
-                kind is not object or leaves[index] is leaves[0] or leaves[index] == leaves[0]
-            )
-            if not same:
+        for index, (kind, leaf) in enumerate(zip(types, leaves, strict=True)):
+            if kind is object and isinstance(leaf, (PerReplica, np.ndarray, np.generic)):
+                return f"its input{path} has no numbers, and stays on the host"
+            if kind != types[0] or (kind is object and not _is_same(leaf, leaves[0])):
                 return f"its input{path} is not the same in step 0 and step {index}"
         columns.append(leaves)
     return [nest.unflatten(structure, leaves) for leaves in zip(*columns, strict=True)] or list(
         inputs
     )
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two objects may stand for each other; some answer ``==`` with no bool."""
+    return one is other or (one == other) is True
 
 
 def _type_of(leaf: Any) -> Hashable:

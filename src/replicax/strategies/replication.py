@@ -6,7 +6,6 @@ are reduced; `StrategyExtended` builds on this class, and strategies on that.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from replicax.context.replica import ReplicaContext
 from replicax.context.solo import EagerSoloPeers, SoloPeers
 from replicax.core import nest, notices
 from replicax.core.enums import ReduceOp
-from replicax.core.errors import ContextError, VariableError
+from replicax.core.errors import ContextError, DistributedValueError, VariableError
 from replicax.core.options import RunOptions
 from replicax.core.protocols import CompiledCallable
 from replicax.core.sharding import Sharding
@@ -36,7 +35,7 @@ from replicax.execution.frame import current_frame
 from replicax.execution.host_loop import compiled_run_of_loop
 from replicax.input import placing
 from replicax.strategies.cross_device_ops import CrossDeviceOps
-from replicax.values.distributed import ComponentView, DistributedValues, PerReplica
+from replicax.values.distributed import ComponentView, DistributedValues, Mirrored, PerReplica
 from replicax.values.reduce import gather_leaf, reduce_leaf
 from replicax.values.regroup import regroup, select
 from replicax.variables.capture import check_run_options, run_traced
@@ -124,9 +123,7 @@ class Replication:
     @property
     def reduction(self) -> Reduction:
         """How values of different replicas are added."""
-        if self.mesh.num_logical_devices == 1:
-            return self._reduction
-        return dataclasses.replace(self._reduction, widens=True)
+        return self._reduction
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -231,12 +228,41 @@ class Replication:
             raise TypeError(f"Strategy.run needs a callable as fn; got {fn!r}.")
         if options is not None and not isinstance(options, RunOptions):
             raise TypeError(f"options of Strategy.run is {options!r}; expected a RunOptions.")
+        args, kwargs = self._own_values(args, kwargs)
         if isinstance(fn, CompiledCallable):
             return fn.run_replicated(self._container_strategy, args, kwargs, options)
         compiled_run = compiled_run_of_loop()
         if compiled_run is not None and current_frame() is None:
             return compiled_run(self._container_strategy, fn, args, kwargs, options)
         return self.call_for_each_replica_inline(fn, args, kwargs, options)
+
+    def _own_values(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with what other strategies have mirrored as plain arrays.
+
+        Raises:
+            DistributedValueError: If one has components for the replicas of another strategy.
+        """
+        leaves, structure = nest.flatten((args, kwargs))
+        foreign = {
+            index: leaf
+            for index, leaf in enumerate(leaves)
+            if isinstance(leaf, (PerReplica, Mirrored)) and leaf.mesh != self.mesh
+        }
+        if not foreign:
+            return args, kwargs
+        paths = [path for path, _ in nest.leaves_with_path((args, kwargs))]
+        for index, leaf in foreign.items():
+            if isinstance(leaf, PerReplica):
+                raise DistributedValueError(
+                    f"the argument of run at {paths[index]} has a component for each replica of "
+                    f"another strategy, on {leaf.mesh.described()}, and not for those of "
+                    f"{self._container_strategy!r}. Distribute the value with the strategy that "
+                    "runs it, or reduce it first with the one that made it."
+                )
+        own = [leaf.read_value() if i in foreign else leaf for i, leaf in enumerate(leaves)]
+        return nest.unflatten(structure, own)
 
     def call_for_each_replica(
         self,
@@ -305,6 +331,7 @@ class Replication:
         args, kwargs = select((args, kwargs), 0)
         try:
             with (
+                epoch.eager_run(),
                 stack.entered(stack.Entry(strategy, stack.Mode.REPLICA, context)),
                 jax.default_device(self.mesh.devices[0]),
                 epoch.replica_token(0),
@@ -326,7 +353,7 @@ class Replication:
         session = EagerSession(strategy, mesh, self._threads, self.reduction)
         session.remember((args, kwargs))
         contexts = {
-            replica_id: ReplicaContext.of(strategy, EagerPeers(session, replica_id))
+            replica_id: ReplicaContext.of(strategy, EagerPeers(session, replica_id), replica_id)
             for replica_id in local
         }
         surroundings = compat.capture_thread_state()
@@ -342,7 +369,7 @@ class Replication:
             ):
                 return fn(*own_args, **own_kwargs)
 
-        with workers.told_of_failures(mesh):
+        with workers.told_of_failures(mesh), epoch.eager_run():
             try:
                 results = self._threads.run([lambda i=i: task(i) for i in local])
             finally:
@@ -386,7 +413,9 @@ class Replication:
         """One value per replica."""
         count = self.num_replicas_in_sync
         values = [value_fn(ValueContext(i, count)) for i in self.mesh.local_replicas]
-        return nest.transpose(values, lambda leaves: PerReplica(self.mesh, components=leaves))
+        return nest.transpose(
+            values, lambda leaves: PerReplica(self.mesh, components=[*map(_own_array, leaves)])
+        )
 
     def distribute_batch(self, batch: Any) -> Any:
         """Divides one global batch among the replicas."""
@@ -402,17 +431,30 @@ def _rows_of(found: Sequence[Any], size: int) -> tuple[tuple[Any, ...], ...]:
     return tuple(tuple(found[start : start + size]) for start in range(0, len(found), size))
 
 
+def _own_array(leaf: Any) -> Any:
+    """`leaf`; of a host array a copy, because the user may change theirs."""
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
 def component_of(leaf: Any, index: int) -> Any:
     """What one of this worker's replicas has of a leaf."""
     return leaf.values[index] if isinstance(leaf, DistributedValues) else leaf  # pyright: ignore
 
 
 def _check_fit(arguments: Any) -> None:
-    """Refuses 64-bit host arrays that JAX would truncate as soon as they are used."""
+    """Refuses 64-bit arrays that JAX would truncate as soon as they are used.
+
+    And values of which a part is deleted, which JAX would refuse without their names.
+    """
     for path, leaf in nest.leaves_with_path(arguments):
+        name = f"the argument of run at {path}"
+        if isinstance(leaf, (PerReplica, Mirrored)):
+            leaf.refuse_deleted(name)
+        if isinstance(leaf, Mirrored):
+            leaf = leaf.read_value()
         for value in leaf.parts() if isinstance(leaf, PerReplica) else (leaf,):
-            if isinstance(value, (np.ndarray, np.generic)):
-                placement.narrowed(value, f"the argument of run at {path}")
+            if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+                placement.narrowed(value, name)
 
 
 def without_views(result: Any) -> Any:

@@ -17,9 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from replicax.backend import compat, placement, workers
+from replicax.backend import collectives, compat, placement, workers
 from replicax.backend.mesh import ReplicaMesh
-from replicax.core.errors import DistributedValueError, PerReplicaUseError, TraceError
+from replicax.core.errors import (
+    DeletedValueError,
+    DistributedValueError,
+    PerReplicaUseError,
+    TraceError,
+)
 from replicax.core.nest import NestLeaf
 from replicax.values.operators import ArrayOperators, RefusedOperators
 
@@ -247,13 +252,13 @@ class PerReplica(RefusedOperators, DistributedValues):
             self._type_key = (id(self.mesh), self.shapes, self.dtype)
         return self._type_key
 
-    def packed_if_like(self, type_key: Hashable) -> jax.Array | None:
-        """The packed array, if the value has this `type_key`."""
+    def packed_if_like(self, type_key: Hashable, name: Callable[[], str]) -> jax.Array | None:
+        """The packed array, if the value has this `type_key`; `name` is for errors."""
         own = self._type_key
         if own is not type_key and (own or self.type_key) != type_key:
             return None
         packed = self._packed
-        return self.packed() if packed is None else packed
+        return self.packed(name) if packed is None or self._components is not None else packed
 
     def packed(self, name: str | Callable[[], str] = "a per-replica value") -> jax.Array:
         """All components as one array over the replicas' devices, padded if they are uneven.
@@ -263,10 +268,22 @@ class PerReplica(RefusedOperators, DistributedValues):
 
         Raises:
             DistributedValueError: If a component is no number and no array of numbers.
+            DeletedValueError: If a component has been deleted.
         """
+        self.refuse_deleted(name)
         if self._packed is None:
             self._packed = self._pack(name if isinstance(name, str) else name())
+        elif placement.is_too_wide(self._packed.dtype):
+            placement.require_width(self._packed.dtype, name if isinstance(name, str) else name())
         return self._packed
+
+    def refuse_deleted(self, name: str | Callable[[], str]) -> None:
+        """Raises `DeletedValueError`, with `name`, if a part has been deleted.
+
+        Only somebody who gave or was given components can do that.
+        """
+        if self._components is not None:
+            _refuse_deleted(self._packed, self._components, self.mesh, name)
 
     def _require_arrays(self, leaf: str) -> None:
         for replica_id, value in zip(self.mesh.local_replicas, self.values, strict=True):
@@ -302,7 +319,7 @@ class PerReplica(RefusedOperators, DistributedValues):
     def _unpack(self, replicas: range) -> tuple[jax.Array, ...]:
         assert self._packed is not None and self._shapes is not None
         if isinstance(self._packed, Tracer):
-            parts, freed = _traced_parts(self._packed, self.mesh.num_replicas), _itself
+            parts, freed = _traced_parts(self._packed, self.mesh), _itself
         else:
             assert replicas == self.mesh.local_replicas
             parts, freed = placement.parts_of(self._packed, self.mesh), compat.uncommitted
@@ -384,19 +401,35 @@ class Mirrored(ArrayOperators, DistributedValues):
     @property
     def shape(self) -> Shape:
         """The shape of the value."""
-        return tuple(self.array().shape)
+        return tuple(self._any_array().shape)
 
     @property
     def dtype(self) -> np.dtype:
         """The dtype of the value."""
-        return self.array().dtype
+        return self._any_array().dtype
 
-    def array(self) -> jax.Array:
-        """The value as one array replicated over the mesh."""
+    def _any_array(self) -> jax.Array:
+        return self.values[0] if self._array is None else self._array
+
+    def array(self, name: str | Callable[[], str] = "a mirrored value") -> jax.Array:
+        """The value as one array replicated over the mesh.
+
+        Args:
+            name: What to call the value in an error.
+
+        Raises:
+            DeletedValueError: If a copy has been deleted.
+        """
+        self.refuse_deleted(name)
         if self._array is None:
             assert self._components is not None
             self._array = placement.mirror(self._components, self.mesh)
         return self._array
+
+    def refuse_deleted(self, name: str | Callable[[], str]) -> None:
+        """Raises `DeletedValueError`, with `name`, if a copy has been deleted."""
+        if self._components is not None:
+            _refuse_deleted(self._array, self._components, self.mesh, name)
 
 
 def register_as_array(cls: type) -> type:
@@ -410,6 +443,25 @@ def register_as_array(cls: type) -> type:
 
 
 register_as_array(Mirrored)
+
+
+def _refuse_deleted(
+    whole: Any, parts: Sequence[Any], mesh: ReplicaMesh, name: str | Callable[[], str]
+) -> None:
+    """Raises if one of the `parts` is deleted, or one of those that `whole` is made of."""
+    gone = [_is_deleted(part) for part in parts]
+    if _is_deleted(whole) or any(gone):
+        first = gone.index(True) if any(gone) else 0
+        raise DeletedValueError(
+            f"{name if isinstance(name, str) else name()} cannot be used: the part of replica "
+            f"{mesh.local_replicas[first]} is gone. Array has been deleted, or donated to a jitted "
+            "function. Give away a copy, such as jnp.copy(x), or make the value anew."
+        )
+
+
+def _is_deleted(value: Any) -> bool:
+    is_concrete = isinstance(value, jax.Array) and not isinstance(value, Tracer)
+    return is_concrete and compat.is_deleted(value)
 
 
 def _shown(mesh: ReplicaMesh, values: Sequence[Any]) -> str:
@@ -438,6 +490,7 @@ def _trim(array: jax.Array, shape: Shape) -> jax.Array:
     return array[tuple(slice(size) for size in shape)]
 
 
-def _traced_parts(packed: jax.Array, num_replicas: int) -> list[jax.Array]:
-    size = packed.shape[0] // num_replicas
-    return [packed[i * size : (i + 1) * size] for i in range(num_replicas)]
+def _traced_parts(packed: jax.Array, mesh: ReplicaMesh) -> list[jax.Array]:
+    whole = collectives.on_all_devices(packed, mesh)
+    size = packed.shape[0] // mesh.num_replicas
+    return [whole[i * size : (i + 1) * size] for i in range(mesh.num_replicas)]

@@ -1,20 +1,22 @@
 """Operators for objects that stand for one array (variables, mirrored values), or refuse to.
 
 `ArrayOperators` forwards every Python operator to ``jax.numpy`` on the object's
-current value. `RefusedOperators` answers the same operators with one error.
+current value; `AssignableOperators` refuses ``+=`` and its like. `RefusedOperators` answers the
+same operators with one error.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from replicax.backend import workers
+from replicax.core.errors import InPlaceOperatorError
 
 _BINARY = {
     "add": operator.add,
@@ -31,6 +33,9 @@ _BINARY = {
     "lshift": operator.lshift,
     "rshift": operator.rshift,
 }
+_SIGNS = dict(
+    zip(_BINARY, ["+", "-", "*", "/", "//", "%", "**", "@", "&", "|", "^", "<<", ">>"], strict=True)
+)
 _COMPARISON = {
     "lt": operator.lt,
     "le": operator.le,
@@ -47,6 +52,12 @@ class _Operator:
     """The type of an operator, for type checkers."""
 
     def __call__(self, *operands: Any) -> Any: ...
+
+
+class _Refused:
+    """The type of an operator that always raises, for type checkers."""
+
+    def __call__(self, *operands: Any) -> NoReturn: ...
 
 
 class ArrayOperators:
@@ -125,6 +136,17 @@ class ArrayOperators:
     __hash__ = object.__hash__
 
 
+class AssignableOperators(ArrayOperators):
+    """The same for what has `assign`: refuses the operators that look like an assignment."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # installed below, so that a type checker knows what comes of them
+        __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _Refused()
+        __ipow__ = __imatmul__ = __iand__ = __ior__ = __ixor__ = _Refused()
+        __ilshift__ = __irshift__ = _Refused()
+
+
 class RefusedOperators:
     """Answers every use as an array with the error that `_refuse` builds."""
 
@@ -175,6 +197,18 @@ def _forward_unary(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda self: fn(self.read_value())
 
 
+def _refused_in_place(sign: str) -> Callable[[Any, Any], Any]:
+    instead = {"+": "v.assign_add(x)", "-": "v.assign_sub(x)"}.get(sign, f"v.assign(v {sign} x)")
+
+    def refuse(self: Any, _: Any) -> Any:
+        raise InPlaceOperatorError(
+            f"the operator '{sign}=' on variable {self.name!r} would not assign it: its name would "
+            f"become that of an array. Write {instead} to assign, or v = v {sign} x for an array."
+        )
+
+    return refuse
+
+
 def _refused(use: str) -> Callable[..., Any]:
     def refuse(self: Any, *_: Any) -> Any:
         raise self._refuse(use)
@@ -189,6 +223,7 @@ for _name, _fn in (_BINARY | _COMPARISON).items():
 for _name, _fn in _BINARY.items():
     _install(ArrayOperators, f"r{_name}", _forward_reflected(_fn))
     _install(RefusedOperators, f"r{_name}", _refused(f"the operator {_name!r}"))
+    _install(AssignableOperators, f"i{_name}", _refused_in_place(_SIGNS[_name]))
 for _name, _fn in _UNARY.items():
     _install(ArrayOperators, _name, _forward_unary(_fn))
     _install(RefusedOperators, _name, _refused(f"the operator {_name!r}"))

@@ -22,7 +22,7 @@ from replicax.backend.mesh import ReplicaMesh
 from replicax.backend.runahead import RUN_AHEAD, launch
 from replicax.core.enums import ReduceOp
 from replicax.core.errors import ReductionError
-from replicax.values.distributed import DistributedValues, Mirrored, PerReplica, Shape
+from replicax.values.distributed import DistributedValues, PerReplica, Shape
 from replicax.values.operators import plain
 from replicax.values.traced import TracedPerReplica
 
@@ -49,6 +49,18 @@ def check_axis(axis: Any, shape: Shape) -> Axis:
     return tuple(int(dim) % len(shape) for dim in axes)
 
 
+def as_array(value: Any, name: str) -> jax.Array:
+    """`value`, which is one for all replicas, as an array; of 64 bits only where JAX has these.
+
+    Raises:
+        BatchError: If it would be narrowed and does not fit.
+    """
+    value = plain(value)
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        value = placement.narrowed(value, name)
+    return jnp.asarray(value)
+
+
 def reduce_leaf(
     op: ReduceOp, value: Any, axis: Axis, mesh: ReplicaMesh, reduction: Reduction
 ) -> jax.Array:
@@ -62,19 +74,32 @@ def reduce_leaf(
         if axis is None:
             check_even(value)
         return value.reduce(op, check_axis(axis, value.local.shape), reduction)
-    if isinstance(value, PerReplica):
+    if isinstance(value, PerReplica) and not _is_empty(value):
         return _reduce_per_replica(op, value, axis, reduction)
-    array = jnp.asarray(plain(value))
+    array = _one_component(value)
     axis = check_axis(axis, array.shape)
-    if op is ReduceOp.MEAN:
-        mean_dtype = collectives.as_mean_dtype(array.dtype)
-        if axis is None:
-            return array.astype(mean_dtype)
-        return _divide(array.sum(axis, dtype=mean_dtype), _count(array.shape, axis))
-    if axis is not None:
-        array = array.sum(axis)
-    array = array.astype(jnp.int32) if array.dtype == bool else array
-    return array * jnp.asarray(mesh.num_replicas, array.dtype)
+    if axis is None:
+        (array,) = collectives.addable(op, [array])
+        total, dtype = array.astype(collectives.summing_dtype(array.dtype)), array.dtype
+        count = 1
+    else:
+        total, dtype = collectives.sum_over_dims(op, array, axis)
+        count = _count(array.shape, axis)
+    if op is ReduceOp.SUM:
+        total = total * jnp.asarray(mesh.num_replicas, total.dtype)
+    return collectives.finished(op, total, dtype, count)
+
+
+def _is_empty(value: PerReplica) -> bool:
+    """Whether no replica has an element of it; XLA fails on programs of nothing but such values."""
+    return not value.is_uneven and 0 in value.shapes[0]
+
+
+def _one_component(value: Any) -> jax.Array:
+    """What every replica has of a value that is the same on all of them."""
+    if isinstance(value, PerReplica):
+        return jnp.zeros(value.shapes[0], value.dtype)
+    return as_array(value, "the value to reduce")
 
 
 def reduce_leaves(
@@ -88,7 +113,7 @@ def reduce_leaves(
         if isinstance(value, TracedPerReplica):
             check_even(value)
             traced.append(index)
-        elif isinstance(value, PerReplica):
+        elif isinstance(value, PerReplica) and not _is_empty(value):
             check_even(value)
             packed.append(index)
         else:
@@ -120,6 +145,7 @@ def check_even(value: PerReplica) -> None:
 def _reduce_per_replica(
     op: ReduceOp, value: PerReplica, axis: Axis, reduction: Reduction
 ) -> jax.Array:
+    value.refuse_deleted("a per-replica value to reduce")
     axis = check_axis(axis, value.shapes[0])
     if axis is None:
         check_even(value)
@@ -169,20 +195,19 @@ def _reducer(
     op: ReduceOp, axis: Axis, mesh: ReplicaMesh, scalars: tuple[bool, ...], reduction: Reduction
 ) -> Any:
     def components(parts: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
-        locals_, counts = [], []
-        for part, scalar in zip(parts, scalars, strict=True):
-            local, count = part.reshape(()) if scalar else part, 1
-            if op is ReduceOp.MEAN:  # first, because a sum of integers may not fit their type
-                local = local.astype(collectives.as_mean_dtype(local.dtype))
-            if axis is not None:
-                count = _count(local.shape, axis)
-                local = local.sum(axis)
-            locals_.append(local)
-            counts.append(count * mesh.num_replicas)
-        totals = collectives.all_reduce(ReduceOp.SUM, locals_, mesh.num_replicas, reduction)
-        if op is ReduceOp.MEAN:
-            totals = [_divide(t, count) for t, count in zip(totals, counts, strict=True)]
-        return jnp.zeros((), jnp.int32), totals
+        locals_ = [p.reshape(()) if scalar else p for p, scalar in zip(parts, scalars, strict=True)]
+        if axis is None:
+            totals = collectives.all_reduce(op, locals_, mesh.num_replicas, reduction)
+            return jnp.zeros((), jnp.int32), totals
+        sums = [collectives.sum_over_dims(op, local, axis) for local in locals_]
+        totals = collectives.all_reduce(
+            ReduceOp.SUM, [total for total, _ in sums], mesh.num_replicas, reduction
+        )
+        counts = [_count(local.shape, axis) * mesh.num_replicas for local in locals_]
+        return jnp.zeros((), jnp.int32), [
+            collectives.finished(op, total, dtype, count)
+            for total, (_, dtype), count in zip(totals, sums, counts, strict=True)
+        ]
 
     return jax.jit(collectives.per_replica_map(components, mesh, replicated_out=True))
 
@@ -195,19 +220,18 @@ def _reduce_uneven(op: ReduceOp, value: PerReplica, axis: Axis, reduction: Reduc
             f"components of shapes {list(value.shapes)} still differ after reducing over axis "
             f"{axis}: {rests}."
         )
-    dtype = collectives.as_mean_dtype(value.dtype) if op is ReduceOp.MEAN else None
     is_here = not value.mesh.spans_workers or value.is_traced
     values = value.all_values() if is_here else value.values
-    parts = [jnp.sum(jnp.asarray(part), axis, dtype=dtype) for part in values]
+    arrays = [jnp.asarray(part).astype(value.dtype) for part in values]
+    sums = [collectives.sum_over_dims(op, array, axis) for array in arrays]
+    parts = [total for total, _ in sums]
     if is_here:
         total = functools.reduce(jnp.add, parts)
     else:
-        sums = PerReplica(value.mesh, components=parts, shapes=rests)
-        (total,) = _reduce_packed(ReduceOp.SUM, [sums], None, reduction)
-    if op is ReduceOp.SUM:
-        return total
+        whole = PerReplica(value.mesh, components=parts, shapes=rests)
+        (total,) = _reduce_packed(ReduceOp.SUM, [whole], None, reduction)
     count = sum(_count(shape, axis) for shape in value.shapes)
-    return _divide(total, count)
+    return collectives.finished(op, total, sums[0][1], count)
 
 
 def _without(shape: Shape, axis: tuple[int, ...]) -> Shape:
@@ -219,21 +243,16 @@ def _count(shape: Shape, axis: Sequence[int] | Axis) -> int:
     return math.prod(shape[dim] for dim in axis)
 
 
-def _divide(total: jax.Array, count: int) -> jax.Array:
-    return (total / max(count, 1)).astype(collectives.as_mean_dtype(total.dtype))
-
-
 def gather_leaf(value: Any, axis: int, mesh: ReplicaMesh) -> jax.Array:
     """One array: the components of all replicas, concatenated along `axis`."""
     if isinstance(value, DistributedValues):
         value = value.as_components()
     if isinstance(value, PerReplica):
+        value.refuse_deleted("a per-replica value to gather")
         check_gather(axis, value.shapes)
-        parts = [jnp.asarray(part) for part in _everywhere(value)]
-    elif isinstance(value, Mirrored):
-        parts = [value.read_value()] * mesh.num_replicas
+        parts = [as_array(part, "the value to gather") for part in _everywhere(value)]
     else:
-        parts = [jnp.asarray(plain(value))] * mesh.num_replicas
+        parts = [as_array(value, "the value to gather")] * mesh.num_replicas
     check_gather(axis, [part.shape for part in parts])
     return jnp.concatenate(parts, axis=axis)
 

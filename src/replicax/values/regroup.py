@@ -17,6 +17,7 @@ from replicax.backend import placement, workers
 from replicax.backend.mesh import ReplicaMesh
 from replicax.core import nest
 from replicax.core.errors import WorkersDifferError
+from replicax.core.exact import exact
 from replicax.values.distributed import ComponentView, DistributedValues, Mirrored, PerReplica
 
 _EQUAL_BY_VALUE = (bool, int, float, complex, str, bytes)
@@ -70,14 +71,13 @@ def same_python_value(leaves: Sequence[Any]) -> bool:
     """Whether all leaves are equal Python numbers or strings of one type.
 
     Example:
-        >>> same_python_value([1, 1]), same_python_value([1, 1.0])
-        (True, False)
+        >>> same_python_value([1, 1]), same_python_value([1, 1.0]), same_python_value([0.0, -0.0])
+        (True, False, False)
     """
-    first = leaves[0]
-    kind = type(first)
-    if kind not in _EQUAL_BY_VALUE:
+    if any(type(leaf) not in _EQUAL_BY_VALUE for leaf in leaves):
         return False
-    return all(type(leaf) is kind and (leaf == first or leaf is first) for leaf in leaves)
+    first = exact(leaves[0])
+    return all(exact(leaf) == first for leaf in leaves)
 
 
 def _common_container(

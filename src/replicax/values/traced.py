@@ -13,13 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from replicax.backend import collectives
 from replicax.backend.collectives import Reduction
 from replicax.backend.mesh import ReplicaMesh
 from replicax.core.enums import ReduceOp
-from replicax.core.names import REPLICA_AXIS
 from replicax.values.distributed import Mirrored, PerReplica, Shape, register_as_array
 
 GatherComponents = Callable[[jax.Array], tuple[jax.Array, ...]]
@@ -82,16 +80,12 @@ class TracedPerReplica(PerReplica):
         num_replicas = self.mesh.num_replicas
         if axis is None:
             return collectives.all_reduce(op, [local], num_replicas, reduction)[0]
-        count = math.prod(local.shape[dim] for dim in axis)
-        if op is ReduceOp.SUM:
-            return collectives.all_reduce(op, [local.sum(axis)], num_replicas, reduction)[0]
-        dtype = collectives.as_mean_dtype(local.dtype)
-        total = local.sum(axis, dtype=dtype)
+        total, dtype = collectives.sum_over_dims(op, local, axis)
+        count = jnp.asarray(math.prod(local.shape[dim] for dim in axis), total.dtype)
         # The count travels too: shapes, and so counts, may differ between replicas.
-        total, counted = collectives.all_reduce(
-            ReduceOp.SUM, [total, jnp.asarray(count, dtype)], num_replicas, reduction
-        )
-        return total / jnp.maximum(counted, 1)
+        sent = [total, count] if op is ReduceOp.MEAN else [total]
+        total, *counted = collectives.all_reduce(ReduceOp.SUM, sent, num_replicas, reduction)
+        return (total / jnp.maximum(counted[0], 1) if counted else total).astype(dtype)
 
 
 class TracedMirrored(Mirrored):
@@ -117,5 +111,5 @@ register_as_array(TracedMirrored)
 
 def gather_equal_components(local: jax.Array, num_replicas: int) -> tuple[jax.Array, ...]:
     """The components of all replicas, for components of one shape."""
-    gathered = lax.all_gather(local, REPLICA_AXIS)
+    gathered = collectives.gathered(local)
     return tuple(gathered[i] for i in range(num_replicas))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 from replicax.backend import compat
@@ -48,7 +50,7 @@ class TracedSplit(TracedMirrored):
         """The dtype of the value."""
         return self.part.dtype
 
-    def array(self) -> jax.Array:
+    def array(self, name: Any = None) -> jax.Array:
         """The whole."""
         if self._array is None:
             with compat.inside_trace(self._trace):

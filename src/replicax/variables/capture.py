@@ -123,9 +123,10 @@ def _as_argument(leaf: Any, path: str) -> Argument | None:
     if isinstance(leaf, PerReplica):
         return Argument(leaf.packed(name), leaf.shapes)
     if isinstance(leaf, Mirrored):
-        return Argument(leaf.array())
+        return Argument(placement.narrowed(leaf.array(name), name))
     if isinstance(leaf, jax.Array):
-        return Argument(placement.uncommitted_argument(leaf))
+        fitting = placement.narrowed(leaf, name)
+        return Argument(placement.uncommitted_argument(fitting, lambda: name))
     if isinstance(leaf, (np.ndarray, np.generic)):
         if not placement.is_array_like(leaf):
             raise DistributedValueError(

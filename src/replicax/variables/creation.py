@@ -211,8 +211,7 @@ def _initial_value(initial_value: Any, dtype: Any, name: str) -> Any:
         isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)
     ):
         value = jnp.asarray(value)
-    if not isinstance(value, jax.Array):
-        value = placement.narrowed(value, f"the initial value of variable {name!r}")
+    value = placement.narrowed(value, f"the initial value of variable {name!r}")
     if jnp.issubdtype(value.dtype, jax.dtypes.extended):
         raise VariableError(
             f"the initial value of variable {name!r} is a random key of dtype {value.dtype}. Store "

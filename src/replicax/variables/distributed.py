@@ -12,7 +12,7 @@ from replicax.core.errors import ContextError, VariableError
 from replicax.core.typing import Device
 from replicax.execution.frame import current_frame
 from replicax.values.distributed import ComponentView, DistributedValues, register_as_array
-from replicax.values.operators import ArrayOperators
+from replicax.values.operators import AssignableOperators
 from replicax.variables.conversion import converted
 from replicax.variables.storage import Storage
 from replicax.variables.update import UpdateSession
@@ -70,7 +70,7 @@ class DistributedVariable(Variable, DistributedValues):
 
 
 @register_as_array
-class VariableCopy(ArrayOperators, ComponentView):
+class VariableCopy(AssignableOperators, ComponentView):
     """One copy of a distributed variable, live.
 
     Keeps the storage alive, not the variable: it can be read after the variable
@@ -113,6 +113,7 @@ class VariableCopy(ArrayOperators, ComponentView):
 
     def read_value(self) -> jax.Array:
         """The current value of this copy."""
+        self._storage.require_width("a read")
         variable = self._container()
         if variable is not None and current_frame() is not None:
             return variable.read_copy(self.index)  # pyright: ignore[reportAttributeAccessIssue]

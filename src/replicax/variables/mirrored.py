@@ -21,6 +21,7 @@ from replicax.variables.distributed import (
     require_no_copy_drift,
     require_same_copies,
 )
+from replicax.variables.storage import exclusively
 from replicax.variables.variable import COMBINES
 
 
@@ -68,12 +69,12 @@ class MirroredVariable(DistributedVariable):
     def _apply_in_replica(self, context: Any, method: str, value: Any) -> None:
         if self._aggregation is VariableAggregation.NONE and self._num_replicas > 1:
             require_no_copy_drift(self, method)
-        value = converted(value, self._storage, method)
-        context.together(
-            f"{method} of variable {self.name!r}",
-            lambda value: self._apply_to_all(method, self._combined(value, method)),
-            (value,),
-        )
+        variable, value = self, converted(value, self._storage, method)
+
+        def apply(value: Any) -> None:
+            variable._apply_to_all(method, variable._combined(value, method))
+
+        context.together(f"{method} of variable {self.name!r}", apply, (value,))
 
     @property
     def _num_replicas(self) -> int:
@@ -102,7 +103,9 @@ class MirroredVariable(DistributedVariable):
                 value = COMBINES[method](frame.read(storage), value).astype(storage.dtype)
             frame.write(storage, value)
             return
-        if method != "assign":
-            value = COMBINES[method](storage.component(0), value).astype(storage.dtype)
+        # Where others wait for this one: not while it keeps them from launching.
         require_same(value, f"{method} of variable {self.name!r}", storage.mesh)
-        storage.set_value(value)
+        with exclusively():
+            if method != "assign":
+                value = COMBINES[method](storage.component(0), value).astype(storage.dtype)
+            storage.set_value(value)

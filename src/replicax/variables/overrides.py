@@ -15,8 +15,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from replicax.backend import compat
+from replicax.core.errors import TraceError
+from replicax.execution.frame import is_conditional
 
 _gradient_token = jax.make_user_context(None)
 _numbers = itertools.count(1)
@@ -55,15 +58,43 @@ def overriding(variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None
 
 
 def override_of(variable: Any) -> Any:
-    """The value that stands for `variable` here, or None."""
+    """The value that stands for `variable` here, or None.
+
+    Raises:
+        TraceError: JAX would not see that code here depends on it.
+    """
     value = _overrides.values.get(id(variable)) if _overrides.values else None
-    if value is not None and compat.is_staging():
+    if value is None:
+        return None
+    if isinstance(value, Tracer) and not compat.is_open(value):
+        raise TraceError(
+            f"variable {variable.name!r} is differentiated, and read inside jax.custom_jvp or "
+            "jax.custom_vjp, where JAX differentiates with respect to the arguments only. Pass the "
+            "value to the function as an argument."
+        )
+    if compat.is_staging():
         _overrides.was_read_in_trace = True
     return value
 
 
 def drop_override(variable: Any) -> None:
-    """Ends the override of `variable`, because it was assigned."""
-    if _overrides.values.pop(id(variable), None) is not None and _overrides.was_read_in_trace:
+    """Ends the override of `variable`, because it was assigned.
+
+    Raises:
+        TraceError: Whether it is assigned, or in which round of a loop, is not known yet.
+    """
+    value = _overrides.values.get(id(variable)) if _overrides.values else None
+    if value is None:
+        return
+    if isinstance(value, Tracer):
+        inside, _ = compat.traces_inside(compat.trace_of(value))
+        if any(map(is_conditional, inside)):
+            raise TraceError(
+                f"variable {variable.name!r} is differentiated, and assigned inside a loop or a "
+                "branch: whether the value it is differentiated by is read after that is known "
+                "only when the program runs. Return the new value, and assign it outside."
+            )
+    del _overrides.values[id(variable)]
+    if _overrides.was_read_in_trace:
         _overrides.manager.__exit__(None, None, None)
         _overrides.enter(anew=True)

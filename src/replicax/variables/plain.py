@@ -11,6 +11,7 @@ from replicax.core.errors import VariableError
 from replicax.execution.frame import Frame, current_frame
 from replicax.values.distributed import register_as_array
 from replicax.variables.conversion import converted
+from replicax.variables.storage import exclusively
 from replicax.variables.variable import COMBINES, Variable
 
 
@@ -39,12 +40,13 @@ class PlainVariable(Variable):
         storage = self._storage
         value = converted(value, storage, method)
         frame = current_frame()
-        if method != "assign":
-            old = frame.read(storage) if frame is not None else storage.live_array()
-            value = COMBINES[method](old, value).astype(storage.dtype)
-        if frame is not None:
-            frame.write(storage, jax.numpy.asarray(value))
-        elif method == "assign":
-            storage.set_value(value)
-        else:
-            storage.set(value)  # just computed: nobody else has it
+        with exclusively():
+            if method != "assign":
+                old = frame.read(storage) if frame is not None else storage.live_array()
+                value = COMBINES[method](old, value).astype(storage.dtype)
+            if frame is not None:
+                frame.write(storage, jax.numpy.asarray(value))
+            elif method == "assign":
+                storage.set_value(value)
+            else:
+                storage.set(value)  # just computed: nobody else has it

@@ -21,7 +21,7 @@ from replicax.core.errors import ContextError
 from replicax.execution.frame import Frame, current_frame
 from replicax.execution.uniform import uniform
 from replicax.values.distributed import ComponentView, register_as_array
-from replicax.values.operators import ArrayOperators
+from replicax.values.operators import AssignableOperators
 from replicax.variables.conversion import converted
 from replicax.variables.mirrored import MirroredVariable
 from replicax.variables.overrides import drop_override
@@ -140,7 +140,7 @@ class ShardedVariable(MirroredVariable):
 
 
 @register_as_array
-class VariablePart(ArrayOperators, ComponentView):
+class VariablePart(AssignableOperators, ComponentView):
     """A replica's part of a sharded variable, for an update that treats every element alike."""
 
     __slots__ = ("__weakref__", "_variable")

@@ -9,6 +9,8 @@ somebody else can see the buffer, so that the next step must not donate it.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,7 +23,7 @@ from replicax.backend import compat, partition, placement
 from replicax.backend.mesh import ReplicaMesh
 from replicax.backend.runahead import RUN_AHEAD
 from replicax.backend.shards import ShardLayout
-from replicax.core.errors import LostVariableError
+from replicax.core.errors import LostVariableError, VariableError
 from replicax.core.typing import Device
 from replicax.execution import epoch
 from replicax.execution.frame import current_frame
@@ -49,6 +51,7 @@ class Storage:
 
     __slots__ = (
         "__weakref__",
+        "_life",
         "array",
         "dtype",
         "handed_out",
@@ -88,6 +91,14 @@ class Storage:
         self.array = None
         self.handed_out = False
         self.lost = False
+        self._life: object = None
+
+    @property
+    def life(self) -> object:
+        """Goes when the variable does, which programs keep the storage of."""
+        if self._life is None:
+            self._life = _Life()
+        return self._life
 
     def snapshot(self) -> Storage:
         """What is stored now, for somebody who reads it after the variable is gone."""
@@ -125,6 +136,11 @@ class Storage:
         return True
 
     @property
+    def has_equal_copies(self) -> bool:
+        """Whether all replicas must be given the same value."""
+        return self.layout is not None or not self.per_replica
+
+    @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape of what one replica has."""
         return self.shape if self.layout is None else (self.layout.part_size,)
@@ -155,6 +171,22 @@ class Storage:
             return value
         return lax.with_sharding_constraint(value, self.spec if frame.in_replica else self.sharding)
 
+    def require_width(self, use: str) -> None:
+        """Raises where JAX would narrow the value, in a computation or when it is replaced.
+
+        Args:
+            use: What is to be done with the variable.
+
+        Raises:
+            VariableError: If it has 64 bits, and 64-bit types are off.
+        """
+        if placement.is_too_wide(self.dtype):
+            raise VariableError(
+                f"{use} of variable {self.name!r}, which has dtype {self.dtype}, while 64-bit "
+                f"types are off: JAX would cut it to 32 bits. {placement.TURN_ON_X64}, or create "
+                "the variable with a dtype of 32 bits."
+            )
+
     def live_array(self) -> jax.Array:
         """`array`, checked.
 
@@ -167,6 +199,8 @@ class Storage:
                 f"variable {self.name!r} has no value: the trace that created it failed. Create "
                 "it again."
             )
+        if array is not None and self.handed_out:
+            self.refuse_deleted()
         if array is None or array.is_deleted() or has_failed(array):
             raise LostVariableError(
                 f"variable {self.name!r} was donated to an execution that failed on the device, "
@@ -174,6 +208,20 @@ class Storage:
                 "replicax.function(donate=False) keeps values through failures."
             )
         return array
+
+    def refuse_deleted(self) -> None:
+        """Raises if somebody who was given the buffers has deleted one of them.
+
+        Raises:
+            LostVariableError: In that case.
+        """
+        array = self.array
+        if array is not None and compat.is_deleted(array):
+            raise LostVariableError(
+                f"variable {self.name!r} cannot be used: the buffer of one of its copies is gone. "
+                "Array has been deleted, or donated to a jitted function. Give away a copy, such "
+                "as jnp.copy(v.value), and restore the variable with assign or from a checkpoint."
+            )
 
     def hand_out(self) -> jax.Array:
         """`array`, to be given to somebody who may keep it."""
@@ -223,11 +271,13 @@ class Storage:
 
     def set(self, array: jax.Array) -> None:
         """Replaces the buffers by ones that nobody else holds."""
-        COUNTS.stamp = object()  # first: launches in other threads take the array, then look here
-        self.array = array
-        self.handed_out = False
-        self.lost = False
-        epoch.advance()
+        with exclusively():  # not while a launch computes its next value from the one it has now
+            # First, for a host callback: launches take the array, then look here.
+            COUNTS.stamp = object()
+            self.array = array
+            self.handed_out = False
+            self.lost = False
+            epoch.advance()
 
     def note_loss(self) -> None:
         """Called after a failed execution: remembers if it took the buffer."""
@@ -242,6 +292,7 @@ class Storage:
         COUNTS.stamp = object()
         self.array = None
         COUNTS.freed += 1
+        self._life = None
 
     def bring_home(self) -> None:
         """Moves a single copy that a program left on its own devices back to where it belongs."""
@@ -288,6 +339,28 @@ class Storage:
             copies = [copy.reshape((1, *self.local_shape)) for copy in copies]
         layout = self.mesh.per_replica if self.per_replica else self.mesh.replicated
         self.set(placement.joined(copies, self.global_shape, self.mesh, layout))
+
+
+class _Life:
+    """Can be held weakly, which a plain object cannot."""
+
+    __slots__ = ("__weakref__",)
+
+
+def exclusively() -> contextlib.AbstractContextManager[Any]:
+    """Lets no other thread launch a program or assign a variable in here.
+
+    For code that computes the next value of a variable from its current one. In a trace there
+    is nothing that another thread could change. A host callback does not wait: who launches may
+    be waiting for the program that called it.
+    """
+    is_called_back = isinstance(threading.current_thread(), _ForeignThread)
+    if is_called_back or current_frame() is not None:
+        return contextlib.nullcontext()
+    return RUN_AHEAD.lock
+
+
+_ForeignThread: type = threading._DummyThread  # what Python takes a thread for that XLA started
 
 
 def has_failed(array: jax.Array) -> bool:

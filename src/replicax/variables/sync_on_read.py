@@ -24,6 +24,7 @@ from replicax.values.traced import TracedPerReplica, gather_equal_components
 from replicax.variables.consistency import require_same
 from replicax.variables.conversion import converted
 from replicax.variables.distributed import DistributedVariable, require_same_copies
+from replicax.variables.storage import exclusively
 from replicax.variables.variable import COMBINES
 
 
@@ -54,12 +55,13 @@ class SyncOnReadVariable(DistributedVariable):
         assert frame is not None
         if frame.in_replica:
             return self._traced_copies(frame.read(self._storage)).values[index]
-        return frame.read(self._storage)[index]
+        return collectives.on_all_devices(frame.read(self._storage), self._mesh)[index]
 
     def _read_concrete(self) -> jax.Array:
         copy_id = self._copy_id()
         if copy_id is None:
-            return self._aggregated_storage(self._whole_copies())
+            with exclusively():  # a step must not take the copies before they are combined
+                return self._aggregated_storage(self._whole_copies())
         entry = stack.top()
         if entry is not None and entry.update is not None:
             pending = entry.update.pending(self._storage, copy_id)
@@ -69,6 +71,7 @@ class SyncOnReadVariable(DistributedVariable):
 
     def as_components(self) -> PerReplica:
         """The copies, in cross-replica context."""
+        self._storage.require_width("a reduction or gathering")
         frame = current_frame()
         mesh, shape = self._mesh, self.shape
         shapes = [shape] * mesh.num_replicas
@@ -104,11 +107,20 @@ class SyncOnReadVariable(DistributedVariable):
         """The aggregate of all copies, given the array with the replica dim in front."""
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             if isinstance(array, Tracer):
-                return array[0]
+                return self._first_copy(array)
             return first_component(self.as_components())
         shapes = [(1, *self.shape)] * self._mesh.num_replicas
         copies = PerReplica(self._mesh, packed=array, shapes=shapes)
         return self._aggregated(copies, array).reshape(self.shape)
+
+    def _first_copy(self, array: Any) -> Any:
+        """Replica 0's copy in a whole program, bit by bit, given all of them."""
+        if self._mesh.num_replicas == 1:
+            return array[0]
+        choose = collectives.per_replica_map(
+            lambda own: collectives.from_first_replica(own[0]), self._mesh, replicated_out=True
+        )
+        return choose(array)
 
     def _aggregated(self, copies: PerReplica, local: Any) -> Any:
         if self._aggregation is VariableAggregation.NONE:
@@ -149,10 +161,11 @@ class SyncOnReadVariable(DistributedVariable):
             return
         copy_id = self._copy_id()
         assert copy_id is not None
-        copies = storage.components()
-        new = COMBINES[method](copies[copy_id], value)
-        copies[copy_id] = jnp.asarray(new).astype(storage.dtype)
-        storage.set_components(copies)
+        with exclusively():
+            copies = storage.components()
+            new = COMBINES[method](copies[copy_id], value)
+            copies[copy_id] = jnp.asarray(new).astype(storage.dtype)
+            storage.set_components(copies)
 
     def _apply_across_replicas(self, method: str, value: Any) -> None:
         if method != "assign":

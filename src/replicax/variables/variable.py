@@ -26,7 +26,7 @@ from replicax.core.nest import NestLeaf
 from replicax.core.typing import Device
 from replicax.execution import epoch
 from replicax.execution.frame import Frame, current_frame
-from replicax.values.operators import ArrayOperators
+from replicax.values.operators import AssignableOperators
 from replicax.variables.overrides import drop_override, override_of
 from replicax.variables.storage import Storage
 
@@ -56,7 +56,7 @@ def provide_creation(create: Callable[..., Variable]) -> None:
     _CreateByContext.create = create
 
 
-class Variable(ArrayOperators, NestLeaf, metaclass=_CreateByContext):
+class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
     """A value that can be assigned.
 
     Outside a strategy's scope an ordinary variable; inside, the strategy decides
@@ -196,6 +196,7 @@ class Variable(ArrayOperators, NestLeaf, metaclass=_CreateByContext):
 
     def read_value(self) -> jax.Array:
         """The current value; a snapshot that later assignments do not change."""
+        self._storage.require_width("a read")
         override = override_of(self)
         if override is not None:
             return self._storage.laid_out(override)
@@ -227,6 +228,7 @@ class Variable(ArrayOperators, NestLeaf, metaclass=_CreateByContext):
         return self._assign("assign_sub", delta)
 
     def _assign(self, method: str, value: Any) -> Variable:
+        self._storage.require_width(method)
         self._check_strategy()
         if current_frame() is None:
             self._check_foreign_trace(method)
@@ -264,6 +266,7 @@ class Variable(ArrayOperators, NestLeaf, metaclass=_CreateByContext):
             return
         if use == "read" and epoch.has_token():
             epoch.note_traced_read()
+            stack.keep_place()  # under another strategy it would be refused
             notices.notify_once(
                 ("traced read", self.name),
                 f"variable {self.name!r} is read inside jax.jit, lax.scan, lax.cond or "

@@ -142,7 +142,6 @@ def parsed_flags():
         flags.FLAGS.unparse_flags()
 
 
-@pytest.mark.multiprocess
 @pytest.mark.usefixtures("parsed_flags")
 @pytest.mark.parametrize("ending", ["closed", "dropped"])
 def test_processes_that_read_ahead_end_with_the_pass(ending):

@@ -77,7 +77,7 @@ class Dataset(metaclass=_DatasetType):
                 f"Dataset got {type(stage).__name__}; make one with Dataset.from_tensor_slices, "
                 "Dataset.from_tensors, Dataset.from_generator or Dataset.range."
             )
-        require_extra("grain", user="data.Dataset", extra="input")
+        require_extra("grain", user="data.Dataset", extra="data")
         self._stage = stage
         self._passes = itertools.count()
 

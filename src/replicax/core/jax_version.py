@@ -1,0 +1,37 @@
+"""Refuses a version of JAX that Replicax was not tested with, when it is imported.
+
+`backend.compat` uses private names of JAX, which move between versions. With another one
+the first import would end in an AttributeError that says nothing of the reason. The package
+imports this module before all others.
+"""
+
+from __future__ import annotations
+
+import jax
+
+LOWEST = (0, 10, 0)
+BELOW = (0, 11, 0)
+
+
+def check(version: tuple[int, ...]) -> None:
+    """Raises unless this version of JAX can be used.
+
+    Raises:
+        ImportError: Names the version and says what to install.
+
+    Example:
+        >>> check((0, 10, 1))
+    """
+    if not LOWEST <= version < BELOW:
+        wanted = f"jax>={_text(LOWEST)},<{_text(BELOW)}"
+        raise ImportError(
+            f"this version of Replicax needs {wanted}; JAX {_text(version)} is installed. "
+            f"Install another one with: pip install '{wanted}'"
+        )
+
+
+def _text(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+check(jax.__version_info__)

@@ -1,0 +1,110 @@
+"""What an executor may or must refuse, by the rules of the library.
+
+An eager run cannot meet inside a trace, nor hold a ``merge_call`` under a gradient; it says so.
+A few things may work or be refused with an error that teaches: they are listed here, so that the
+generator can draw them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tests.random_programs.syntax import (
+    RULES,
+    AllGather,
+    AllReduce,
+    Assign,
+    Batch,
+    BatchSum,
+    Call,
+    Cond,
+    Grad,
+    Local,
+    Loop,
+    Merge,
+    Program,
+    Read,
+    Update,
+    children,
+    nodes,
+)
+
+_TRACED_CALLS = ("jit", "checkpoint")
+
+
+# What the errors say, each of which teaches something else.
+MEETING_IN_TRACE = "replicax.function"
+ASSIGNED_IN_GRADIENT = "is differentiated, and assigned inside a loop or a branch"
+ASSIGNED_PREDICATE = "the predicate and the body of the while loop"
+
+
+def refusals(program: Program, executor: str) -> set[str]:
+    """What the error may say that this executor must raise; empty if the program runs."""
+    found = set()
+    if executor == "eager" and _is_refused(program.body, False, False, program):
+        found.add(MEETING_IN_TRACE)
+    for node in nodes(program.body):
+        if isinstance(node, Grad) and _assigned_in_loops(node.block) & set(node.variables):
+            found.add(ASSIGNED_IN_GRADIENT)
+        if isinstance(node, Loop) and node.kind == "while":
+            read = {n.variable for n in nodes(node.count) if isinstance(n, Read)}
+            if read & _assigned(node.block):
+                found.add(ASSIGNED_PREDICATE)
+    return found
+
+
+def _assigned(node):
+    """The variables that code assigns."""
+    return {n.variable for n in nodes(node) if isinstance(n, Assign | Update | Merge)} - {None}
+
+
+def _assigned_in_loops(block):
+    """The variables that loops and branches in `block` assign."""
+    inside = [n for n in nodes(block) if isinstance(n, Cond | Loop)]
+    return set().union(*map(_assigned, inside))
+
+
+def _is_refused(node, traced, in_grad, program):
+    """Whether an eager run refuses something in `node`."""
+    if isinstance(node, Assign | Update | AllReduce | AllGather | Merge) and traced:
+        return True
+    if isinstance(node, Merge) and in_grad:
+        return True
+    if isinstance(node, Call) and node.kind == "function" and not traced and not in_grad:
+        return any(_is_refused(e, traced, in_grad, program) for e in node.inputs)  # compiled
+    inside = traced or isinstance(node, Cond | Loop)
+    inside = inside or (isinstance(node, Call) and node.kind in _TRACED_CALLS)
+    for child in children(node):
+        is_body = dataclasses.is_dataclass(child) and type(child).__name__ == "Block"
+        own = (inside, in_grad or isinstance(node, Grad)) if is_body else (traced, in_grad)
+        if _is_refused(child, *own, program):
+            return True
+    return False
+
+
+def may_refuse(program: Program, executor: str, error: Exception) -> bool:
+    """Whether this error is one of those that may stand in the place of a result."""
+    text = str(error)
+    if executor == "eager" and program.num_replicas > 1 and _captures_own_values(program.body):
+        return "captured" in text or "captures" in text
+    custom = [n for n in nodes(program.body) if isinstance(n, Call) and n.kind in RULES]
+    read = {n.variable for call in custom for n in nodes(call.block) if isinstance(n, Read)}
+    return any(repr(program.variables[index].name) in text for index in read)
+
+
+def _captures_own_values(node):
+    """Whether a nested function, called by eager replicas, captures what only a replica has."""
+    for call in nodes(node):
+        if not isinstance(call, Call) or call.kind != "function" or call.is_hoisted:
+            continue
+        inside = list(nodes(call.block))
+        known = {name for n in inside for name in getattr(n, "params", ())}
+        known |= {n.name for n in inside if hasattr(n, "name") and not isinstance(n, Local)}
+        known |= {name for n in inside for name in getattr(n, "gradients", ())}
+        if any(isinstance(n, BatchSum | Batch) for n in inside):
+            return True
+        if any(isinstance(n, AllGather) and n.is_batch for n in inside):
+            return True
+        if any(isinstance(n, Local) and n.name not in known for n in inside):
+            return True
+    return False
