@@ -10,6 +10,7 @@ import pytest
 import replicax as rx
 
 SUM = rx.VariableAggregation.SUM
+FIRST = rx.VariableAggregation.ONLY_FIRST_REPLICA
 MEAN = rx.VariableAggregation.MEAN
 ON_READ = rx.VariableSynchronization.ON_READ
 
@@ -181,6 +182,52 @@ def test_the_loss_does_not_assign_its_variable_in_a_loop_or_a_branch(strategy, c
     with pytest.raises(ValueError, match="is differentiated, and assigned inside a loop or"):
         compiled(strategy, step)
     assert float(v) == 3
+
+
+KINDS = [{"aggregation": FIRST}, {"aggregation": FIRST, "synchronization": ON_READ}]
+ASSIGNMENTS = {
+    "assign": lambda strategy, v, other: v.assign(5.0),
+    "update": lambda strategy, v, other: strategy.extended.update(
+        v, lambda copy: copy.assign(jnp.float32(5.0))
+    ),
+    "update of another": lambda strategy, v, other: strategy.extended.update(
+        other, lambda copy: v.assign(jnp.float32(5.0))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["mirrored", "on_read"])
+@pytest.mark.filterwarnings("ignore:variable .* is read inside")
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+def test_a_gradient_ends_where_the_loss_assigns_the_variable(strategy, execute, name, kind):
+    v, other = variable(strategy, 3.0, **kind), variable(strategy, 0.0, **kind)
+
+    @jax.jit
+    def tenfold():
+        return v.value * 10.0
+
+    def loss():
+        before = v.value * 2.0 + tenfold()
+        ASSIGNMENTS[name](strategy, v, other)
+        return before + v.value * 100.0 + tenfold()
+
+    for value, gradient in parts(strategy, execute(strategy, lambda: rx.value_and_grad(loss, v))):
+        np.testing.assert_allclose([value, gradient], [36.0 + 550.0, 12.0])
+
+
+@pytest.mark.parametrize("name", ["update", "update of another"])
+def test_a_gradient_across_replicas_ends_where_the_loss_updates_the_variable(two, name):
+    v, other = variable(two, 3.0), variable(two, 0.0)
+
+    def loss():
+        before = v.value * 2.0
+        ASSIGNMENTS[name](two, v, other)
+        return before + v.value * 100.0
+
+    for step in (rx.value_and_grad, rx.function(rx.value_and_grad)):
+        v.assign(3.0)
+        with two.scope():
+            np.testing.assert_allclose(step(loss, v), [506.0, 2.0])
 
 
 def test_all_reduce_of_gradients_gives_the_sum(strategy, execute):

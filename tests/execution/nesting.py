@@ -25,6 +25,10 @@ RULES = ("custom_jvp", "custom_vjp", "vmap", "solve")
 # Nothing may be written in there; over the rows, because replicas have different numbers of them.
 CLOSED = ("checkpoint", "saving checkpoint", "rows", *RULES)
 
+# How often JAX traces or copies what is inside: programs grow by the product of these.
+COPIES = {"solve": 4, "custom_vjp": 3, "custom_jvp": 2, **dict.fromkeys(DERIVATIVES, 2)}
+MAX_SIZE = 64
+
 Number = Any
 Fn = Callable[[Number], Number]
 
@@ -51,6 +55,11 @@ class Step:
 
 
 Program = tuple[Step, ...]
+
+
+def size(program: Program) -> int:
+    """About how many reads and writes there are in all copies that JAX makes of `program`."""
+    return sum(COPIES.get(step.kind, 1) * size(step.body) or 1 for step in program)
 
 
 @st.composite

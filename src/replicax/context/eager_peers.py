@@ -27,6 +27,7 @@ from replicax.core.errors import ContextError, ReductionError
 from replicax.execution import epoch
 from replicax.execution.captured import Captured, captured_by
 from replicax.execution.eager import ReplicaThreads
+from replicax.execution.overrides import drop_override, noting_assignments
 from replicax.values.distributed import Mirrored, PerReplica
 from replicax.values.operators import plain
 from replicax.values.reduce import check_gather, gather_leaf, reduce_leaf
@@ -57,6 +58,7 @@ class EagerSession:
         self.reduction = reduction
         self._mirrored: dict[int, tuple[jax.Array, Mirrored]] = {}
         self.shared: dict[int, jax.Array] = {}
+        self._assigned: list[Any] = []  # at the last meeting
 
     def remember(self, value: Any) -> Any:
         """Notes what is the same on all replicas, so that it can be recognised later."""
@@ -87,6 +89,8 @@ class EagerSession:
         # Listed here: the next replica may give captured names other values.
         call = _Call(fn, None if own is None else captured_by(own), args, kwargs)
         answer = self.threads.meet(label, functools.partial(self._hold, label), payload=call)
+        for variable in self._assigned:  # a gradient that is open on this thread ends there
+            drop_override(variable)
         epoch.renew()
         return answer
 
@@ -98,7 +102,8 @@ class EagerSession:
         if own:
             fn = functools.partial(fn, same.own_values(own, self._regrouped_captured(label)))
         args, kwargs = self._regrouped([(call.args, call.kwargs) for call in calls], label)
-        with stack.entered(stack.Entry(self.strategy, stack.Mode.MERGE)):
+        entry = stack.Entry(self.strategy, stack.Mode.MERGE)
+        with stack.entered(entry), noting_assignments() as self._assigned:
             result = self.remember(fn(*args, **kwargs))
         same.require([captured_by(call.fn) for call in calls], _RETURN_IT)
         return [select(result, replica_id) for replica_id in self.mesh.local_replicas]

@@ -155,8 +155,26 @@ class Frame:
         try:
             with trace_token(next(_trace_numbers)):
                 yield
+        except NotImplementedError as error:
+            self._explain(error)
+            raise
         finally:
             _local.frame = outer
+
+    def _explain(self, error: NotImplementedError) -> None:
+        """Raises in place of an error that JAX raises where it cannot differentiate a write.
+
+        Raises:
+            TraceError: In that case.
+        """
+        inside = [cell for cell in self.cells.values() if cell.written_in is not None]
+        if inside and compat.is_about_writes(error):
+            names = " and ".join(f"{cell.key.name!r} (at {cell.site})" for cell in inside)
+            raise TraceError(
+                f"variable {names} is assigned inside a branch of a loop that is differentiated, "
+                "or in code that JAX can differentiate as little. Carry the new value through the "
+                "loop, and assign it after the gradient is taken."
+            ) from error
 
     def read(self, key: StateKey) -> Any:
         """The current value of `key`.

@@ -480,9 +480,8 @@ def without_devices(jaxpr: Any) -> Any:
     """`jaxpr` with runs that go where their inputs are, for programs on JAX's default device."""
 
     def changed(eqn: Any) -> Any:
-        params = compat.replace_sub_jaxprs(eqn.params, without_devices)
-        if eqn.primitive.name == "shard_map":
-            params["mesh"] = params["mesh"].abstract_mesh
-        return eqn.replace(params=params)
+        if eqn.primitive.name != "shard_map":
+            return eqn
+        return eqn.replace(params={**eqn.params, "mesh": eqn.params["mesh"].abstract_mesh})
 
-    return jaxpr.replace(eqns=list(map(changed, jaxpr.eqns)))
+    return compat.rewritten(jaxpr, changed)

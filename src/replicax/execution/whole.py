@@ -35,15 +35,15 @@ def asks_for_pieces(jaxpr: Any) -> bool:
 
 def without_pieces(jaxpr: Any) -> Any:
     """`jaxpr` with every layout that it asks for replaced by the whole value."""
-    return jaxpr.replace(eqns=[_equation(eqn) for eqn in jaxpr.eqns])
+    return compat.rewritten(jaxpr, _whole)
 
 
-def _equation(eqn: Any) -> Any:
-    if _is_layout(eqn):
-        sharding = NamedSharding(eqn.params["sharding"].mesh, REPLICATED)
-        own = {"sharding": sharding, "unconstrained_dims": frozenset()}
-        return eqn.replace(params=eqn.params | own)
-    return eqn.replace(params=compat.replace_sub_jaxprs(eqn.params, without_pieces))
+def _whole(eqn: Any) -> Any:
+    if not _is_layout(eqn):
+        return eqn
+    sharding = NamedSharding(eqn.params["sharding"].mesh, REPLICATED)
+    own = {"sharding": sharding, "unconstrained_dims": frozenset()}
+    return eqn.replace(params=eqn.params | own)
 
 
 def _is_layout(eqn: Any) -> bool:

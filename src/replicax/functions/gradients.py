@@ -9,7 +9,7 @@ import jax
 
 from replicax.core import nest
 from replicax.core.errors import VariableError
-from replicax.variables.overrides import overriding
+from replicax.execution.overrides import overriding
 from replicax.variables.variable import Variable
 
 

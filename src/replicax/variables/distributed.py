@@ -11,6 +11,7 @@ from replicax.context import stack
 from replicax.core.errors import ContextError, VariableError
 from replicax.core.typing import Device
 from replicax.execution.frame import current_frame
+from replicax.execution.overrides import drop_override
 from replicax.values.distributed import ComponentView, DistributedValues, register_as_array
 from replicax.values.operators import AssignableOperators
 from replicax.variables.conversion import converted
@@ -144,6 +145,9 @@ class VariableCopy(AssignableOperators, ComponentView):
         value = converted(value, self._storage, method)
         if method != "assign":
             value = COMBINES[method](self.read_value(), value).astype(self._storage.dtype)
+        variable = self._container()
+        if variable is not None:
+            drop_override(variable)
         session.write(self._storage, self.index, value)
         return self
 

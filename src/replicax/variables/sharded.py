@@ -19,12 +19,12 @@ from replicax.backend.runahead import RUN_AHEAD
 from replicax.backend.shards import ShardLayout
 from replicax.core.errors import ContextError
 from replicax.execution.frame import Frame, current_frame
+from replicax.execution.overrides import drop_override
 from replicax.execution.uniform import uniform
 from replicax.values.distributed import ComponentView, register_as_array
 from replicax.values.operators import AssignableOperators
 from replicax.variables.conversion import converted
 from replicax.variables.mirrored import MirroredVariable
-from replicax.variables.overrides import drop_override
 from replicax.variables.storage import Storage
 from replicax.variables.variable import COMBINES, describe_component
 

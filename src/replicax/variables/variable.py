@@ -26,8 +26,8 @@ from replicax.core.nest import NestLeaf
 from replicax.core.typing import Device
 from replicax.execution import epoch
 from replicax.execution.frame import Frame, current_frame
+from replicax.execution.overrides import drop_override, override_of
 from replicax.values.operators import AssignableOperators
-from replicax.variables.overrides import drop_override, override_of
 from replicax.variables.storage import Storage
 
 Combine = Callable[[Any, Any], Any]

@@ -4,6 +4,9 @@ While ``value_and_grad`` traces a loss, reads of the variables it differentiates
 give the values that JAX differentiates with respect to. JAX must not reuse in
 another gradient what it traced with those values inside, so a gradient has a
 token; it is a new one only where the last one may have been left in a trace.
+
+An assignment ends the override. Eager replicas differentiate on threads of their own,
+and what they call together assigns on another one: `noting_assignments` tells them.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ class _Overrides(threading.local):
         self.number = next(_numbers)
         self.was_read_in_trace = False
         self.manager: Any = None
+        self.assigned: list[Any] | None = None
 
     def enter(self, *, anew: bool) -> None:
         if anew or self.was_read_in_trace:
@@ -77,12 +81,25 @@ def override_of(variable: Any) -> Any:
     return value
 
 
+@contextlib.contextmanager
+def noting_assignments() -> Iterator[list[Any]]:
+    """Lists the variables that are assigned on this thread in here."""
+    outer, assigned = _overrides.assigned, []
+    _overrides.assigned = assigned
+    try:
+        yield assigned
+    finally:
+        _overrides.assigned = outer
+
+
 def drop_override(variable: Any) -> None:
     """Ends the override of `variable`, because it was assigned.
 
     Raises:
         TraceError: Whether it is assigned, or in which round of a loop, is not known yet.
     """
+    if _overrides.assigned is not None:
+        _overrides.assigned.append(variable)
     value = _overrides.values.get(id(variable)) if _overrides.values else None
     if value is None:
         return
