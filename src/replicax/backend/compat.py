@@ -277,32 +277,6 @@ def captured_tracers(jaxpr: Any) -> Iterator[Any]:
             yield from captured_tracers(body)
 
 
-def rewritten(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
-    """A plain Jaxpr with ``change(eqn)`` for every equation at any depth, bodies first.
-
-    A body that stands in several places is rewritten once and stays one object: JAX lowers it
-    once then, and a program of nested bodies does not grow with every level.
-    """
-    done: dict[int, Any] = {}  # by `id`; the originals live as long as `jaxpr`
-
-    def of(value: Any) -> Any:
-        if type(value) in (tuple, list):
-            return type(value)(map(of, value))
-        if not isinstance(value, ClosedJaxpr | Jaxpr):
-            return value
-        if id(value) not in done:
-            if isinstance(value, ClosedJaxpr):
-                done[id(value)] = value.replace(jaxpr=of(value.jaxpr))
-            else:
-                done[id(value)] = value.replace(eqns=list(map(equation, value.eqns)))
-        return done[id(value)]
-
-    def equation(eqn: Any) -> Any:
-        return change(eqn.replace(params={name: of(value) for name, value in eqn.params.items()}))
-
-    return of(jaxpr)
-
-
 def is_about_writes(error: NotImplementedError) -> bool:
     """Whether JAX says that it cannot transform a write to a Ref; it has no type for that."""
     return "effect" in str(error).lower()

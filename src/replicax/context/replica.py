@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from replicax.context import stack
-from replicax.core.enums import ReduceOp
+from replicax.core.enums import ReduceOp, ReduceOpLike
 from replicax.core.errors import ContextError
 from replicax.core.options import bytes_per_pack_of
 
@@ -158,7 +158,7 @@ class ReplicaContext:
         """
         return self._active(label).together(label, fn, args, own=own)
 
-    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+    def all_reduce(self, reduce_op: ReduceOpLike, value: Any, options: Any = None) -> Any:
         """`value` (a nest) combined over all replicas; every replica gets the result.
 
         Its gradient is the all_reduce of the gradient.

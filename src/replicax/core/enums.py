@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Literal, TypeAlias
 
 from replicax.core.errors import ReductionError
 
@@ -54,6 +55,12 @@ class VariableAggregation(enum.Enum):
     SUM = 1
     MEAN = 2
     ONLY_FIRST_REPLICA = 3
+
+
+ReduceOpLike: TypeAlias = (
+    ReduceOp | VariableAggregation | Literal["SUM", "MEAN", "sum", "mean", "Sum", "Mean"]
+)
+"""What `ReduceOp.parse` accepts, for type checkers; it takes the names in any case."""
 
 
 class AutoShardPolicy(enum.IntEnum):

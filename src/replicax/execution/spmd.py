@@ -29,6 +29,7 @@ from replicax.execution.frame import Frame, StateKey
 from replicax.execution.lockstep import run_in_lockstep
 from replicax.execution.mapping import map_replicas
 from replicax.execution.numbering import differing_outputs
+from replicax.execution.rewriting import rewritten
 from replicax.execution.varying import analyse, divergent_branch, refuse_repeated_writes
 from replicax.execution.whole import asks_for_pieces, kept_whole, without_pieces
 
@@ -484,4 +485,4 @@ def without_devices(jaxpr: Any) -> Any:
             return eqn
         return eqn.replace(params={**eqn.params, "mesh": eqn.params["mesh"].abstract_mesh})
 
-    return compat.rewritten(jaxpr, changed)
+    return rewritten(jaxpr, changed)

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 
 from replicax.backend import compat
 from replicax.backend.mesh import REPLICATED
+from replicax.execution.rewriting import rewritten
 
 
 def kept_whole(values: Sequence[Any]) -> list[Any]:
@@ -35,7 +36,7 @@ def asks_for_pieces(jaxpr: Any) -> bool:
 
 def without_pieces(jaxpr: Any) -> Any:
     """`jaxpr` with every layout that it asks for replaced by the whole value."""
-    return compat.rewritten(jaxpr, _whole)
+    return rewritten(jaxpr, _whole)
 
 
 def _whole(eqn: Any) -> Any:

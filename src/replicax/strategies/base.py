@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 from replicax.backend import devices
 from replicax.context import stack
-from replicax.core.enums import ReduceOp
+from replicax.core.enums import ReduceOp, ReduceOpLike
 from replicax.core.options import RunOptions
 from replicax.core.protocols import DIFFERENT, CompiledCallable
 from replicax.core.value_context import ValueContext
@@ -132,6 +132,24 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
         """
         return _Scope(self)
 
+    @overload
+    def run(
+        self,
+        fn: Callable[..., None],
+        args: tuple[Any, ...] | list[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> None: ...
+
+    @overload
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] | list[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any: ...
+
     def run(
         self,
         fn: Callable[..., Any],
@@ -153,6 +171,23 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
             args: Positional arguments, nests of values and distributed values.
             kwargs: Keyword arguments.
             options: How to run it.
+
+        Returns:
+            The merged results, in the nest that `fn` returned.
+
+        Raises:
+            ContextError: If called inside ``run`` of this strategy, or inside another scope.
+            BaseException: What `fn` raised on one of the replicas, unchanged.
+
+        Example:
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> batch = strategy.distribute_batch([1.0, 2.0, 3.0])
+            >>> strategy.run(lambda x: x.sum(), args=(batch,))
+            PerReplica:{
+              0: Array(3., dtype=float32),
+              1: Array(3., dtype=float32)
+            }
         """
         repeatable: Any = fn
         if options is None and isinstance(repeatable, self._repeatable):
@@ -162,7 +197,12 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
         stack.require_outside_run(self, "Strategy.run")
         return self._extended.run(fn, tuple(args), dict(kwargs or {}), options)
 
-    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+    def reduce(
+        self,
+        reduce_op: ReduceOpLike,
+        value: Any,
+        axis: int | tuple[int, ...] | None = None,
+    ) -> Any:
         """Combines a per-replica `value` (a nest) into one value.
 
         Args:
@@ -170,6 +210,12 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
             value: What ``run`` returned, or any nest of values.
             axis: None combines across replicas only; an int (or a tuple) also over
                 that dim of every component, so that an uneven last batch counts right.
+
+        Returns:
+            An array for each leaf of `value`, on one device.
+
+        Raises:
+            ReductionError: If `reduce_op` is neither, or components cannot be combined.
 
         Example:
             >>> import replicax as rx
@@ -184,6 +230,16 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
     def gather(self, value: Any, axis: int) -> Any:
         """The components of `value` (a nest) of all replicas, concatenated along `axis`.
 
+        Args:
+            value: A nest of values.
+            axis: The dim to concatenate; the components may differ in it.
+
+        Returns:
+            An array for each leaf of `value`, on one device.
+
+        Raises:
+            ReductionError: If components differ in another dim, or have no dims.
+
         Example:
             >>> import replicax as rx
             >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -197,6 +253,18 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
         """The components of `value` on this worker, in replica order.
 
         A plain value comes back as a tuple of one; a nest as one nest per replica.
+
+        Args:
+            value: A nest of values.
+
+        Returns:
+            One value for each replica of this worker.
+
+        Example:
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> strategy.experimental_local_results(strategy.distribute_batch([1, 2]))
+            (Array([1], dtype=int32), Array([2], dtype=int32))
         """
         return self._extended.local_results(value)
 
@@ -204,6 +272,12 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
         self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:
         """One value (or nest) per replica, made by ``value_fn(context)``.
+
+        Args:
+            value_fn: Called once for each replica of this worker, with a `ValueContext`.
+
+        Returns:
+            A `PerReplica` for each leaf of what `value_fn` returns.
 
         Example:
             >>> import replicax as rx
@@ -222,6 +296,15 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
 
         Contiguous chunks of ceil(m / N); the last ones may be short or empty. With
         one replica the arrays come back bare.
+
+        Args:
+            batch: A nest of arrays, all with the same number of rows.
+
+        Returns:
+            A `PerReplica` for each leaf.
+
+        Raises:
+            BatchError: If the leaves cannot be divided on dim 0, or differ in it.
 
         Example:
             >>> import replicax as rx

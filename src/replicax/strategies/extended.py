@@ -22,7 +22,7 @@ from replicax.backend.collectives import Reduction
 from replicax.backend.shards import ShardLayout
 from replicax.context import stack
 from replicax.core import nest, notices
-from replicax.core.enums import ReduceOp
+from replicax.core.enums import ReduceOp, ReduceOpLike
 from replicax.core.errors import ContextError, DistributedValueError
 from replicax.core.options import bytes_per_pack_of
 from replicax.execution.frame import current_frame
@@ -100,7 +100,7 @@ class StrategyExtended(Replication, ExtendedInput):
 
     def reduce_to(
         self,
-        reduce_op: Any,
+        reduce_op: ReduceOpLike,
         value: Any,
         destinations: Any,
         options: Any = None,
@@ -123,7 +123,7 @@ class StrategyExtended(Replication, ExtendedInput):
 
     def batch_reduce_to(
         self,
-        reduce_op: Any,
+        reduce_op: ReduceOpLike,
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: Any = None,
         experimental_hints: Any = None,

@@ -21,7 +21,7 @@ from jax.core import Tracer
 from replicax.backend import placement
 from replicax.context import stack
 from replicax.core import nest, notices
-from replicax.core.enums import ReduceOp
+from replicax.core.enums import ReduceOp, ReduceOpLike
 from replicax.core.errors import ContextError, OutOfRangeError
 from replicax.execution import whole_program
 from replicax.execution.cache import function_key
@@ -82,7 +82,9 @@ class MultiStepContext:
         """None: there is no graph, and the steps have run when the context is returned."""
         return None
 
-    def set_last_step_output(self, name: str, output: Any, reduce_op: Any = None) -> None:
+    def set_last_step_output(
+        self, name: str, output: Any, reduce_op: ReduceOpLike | None = None
+    ) -> None:
         """Makes `output` the value of `name`, of this step.
 
         Args:

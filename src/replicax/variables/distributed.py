@@ -29,7 +29,7 @@ class DistributedVariable(Variable, DistributedValues):
 
     def __init__(self, storage: Storage, **properties: Any) -> None:
         """Used by strategies; users call ``Variable(initial_value, ...)`` in a scope."""
-        super().__init__(storage, **properties)
+        self._set_up(storage, **properties)
         self._views = None
 
     def select(self, replica_id: Any) -> DistributedVariable:

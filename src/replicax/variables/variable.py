@@ -8,14 +8,16 @@ assignment in a replica means, the subclasses say (`plain`, `mirrored`,
 
 from __future__ import annotations
 
+import inspect
 import operator
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
 from replicax.backend import compat, partition, workers
 from replicax.context import stack
@@ -45,15 +47,18 @@ class _CreateByContext(type):
 
     create: Callable[..., Variable]
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if cls is Variable:
-            return _CreateByContext.create(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
+    if not TYPE_CHECKING:  # a type checker takes the signature of Variable.__init__
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            if cls is Variable:
+                return _CreateByContext.create(*args, **kwargs)
+            return super().__call__(*args, **kwargs)
 
 
 def provide_creation(create: Callable[..., Variable]) -> None:
     """Tells what ``Variable(...)`` does; set once, by `variables.creation`."""
     _CreateByContext.create = create
+    Variable.__signature__ = inspect.signature(create)
 
 
 class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
@@ -96,9 +101,24 @@ class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
         "_trainable",
     )
 
+    __signature__: ClassVar[inspect.Signature]
     _storage: Storage
 
-    def __init__(
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            initial_value: ArrayLike | Sequence[Any] | Callable[[], Any] | None = None,
+            trainable: bool | None = None,
+            *,
+            name: str | None = None,
+            dtype: DTypeLike | None = None,
+            synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+            aggregation: VariableAggregation = VariableAggregation.NONE,
+            partition_dimensions: partition.Layout | None = None,
+        ) -> None: ...
+
+    def _set_up(
         self,
         storage: Storage,
         *,
@@ -107,13 +127,16 @@ class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
         synchronization: VariableSynchronization,
         aggregation: VariableAggregation,
     ) -> None:
-        """Used by subclasses; users call ``Variable(initial_value, ...)``."""
+        """What the constructors of subclasses do."""
         self._storage = storage
         self._strategy = strategy
         self._trainable = trainable
         self._synchronization = synchronization
         self._aggregation = aggregation
         weakref.finalize(self, _free, storage).atexit = False
+
+    if not TYPE_CHECKING:
+        __init__ = _set_up
 
     # -- what it is --------------------------------------------------------------------------
 
