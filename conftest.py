@@ -4,6 +4,7 @@ It is at the root so that the tests and the examples in src share it. A run with
 devices fails as a whole: a skipped test would look like a passing one.
 """
 
+import gc
 import os
 import pathlib
 import threading
@@ -84,6 +85,17 @@ def _restore(before: dict[str, str], after: dict[str, str]) -> None:
     for name in after.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_heap() -> None:
+    """Keeps the garbage collector from looking again and again at what earlier files have left.
+
+    JAX keeps every traced program, millions of objects after some thousand tests. Tests that
+    collect garbage would spend seconds on each collection.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

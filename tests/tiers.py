@@ -3,12 +3,16 @@
 The quick tier leaves out tests marked ``slow`` or ``timing`` and thins the tables that the others
 run over: of the cases that differ in nothing but the named parameters it keeps a few. A hash of the
 case's name chooses them, so each run has the same ones, and different tests have different ones.
+Its programs are compiled with few optimizations, which takes a quarter less time; the full tier
+runs what users run.
 """
 
+import os
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 
+import jax
 import pytest
 
 FULL_ONLY = ("slow", "timing")
@@ -19,6 +23,13 @@ NUM_OTHER_STRATEGIES = 2  # for a test, with one case each
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run every case, not the quick tier only")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets how much the compiler optimizes, here and in the processes that tests start."""
+    if not config.getoption("--full"):
+        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(scope="session")

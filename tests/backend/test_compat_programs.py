@@ -6,6 +6,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from replicax.backend import compat
@@ -54,6 +55,21 @@ def test_open_jaxpr_and_sub_jaxprs_find_every_inner_program():
         if inner:
             counts[eqn.primitive.name] = len(inner)
     assert counts == {"cond": 2, "while": 2, "scan": 1, "jit": 1}
+
+
+def test_an_error_of_jax_about_writes_is_recognised():
+    def branch(ref):
+        return lambda x: (ref.__setitem__(..., x), x)[1]
+
+    def loop(x):
+        ref = jax.new_ref(jnp.float32(0.0))
+        body = lambda x, _: (lax.cond(x > 0, branch(ref), lambda x: x * 0.5, x), None)  # noqa: E731
+        return lax.scan(body, x, None, length=2)[0]
+
+    with pytest.raises(NotImplementedError, match="effect") as caught:
+        jax.jit(jax.grad(loop))(1.0)
+    assert compat.is_about_writes(caught.value)
+    assert not compat.is_about_writes(NotImplementedError("something else"))
 
 
 def this_line():

@@ -55,6 +55,7 @@ def test_an_epoch_has_every_example_once_and_a_smaller_last_batch():
     assert all(np.array_equal(images, labels) for images, labels in batches)
 
 
+@pytest.mark.thin("num_replicas")
 @pytest.mark.parametrize("num_replicas", [3, 8])
 def test_training_gives_the_parameters_of_one_device(num_replicas: int, examples):
     # 70 images in batches of 32: the last one is 6, on 8 replicas 1,1,1,1,1,1,0,0.
@@ -147,6 +148,7 @@ def test_the_command_trains_compares_and_saves_the_plot(tmp_path: pathlib.Path):
     assert path.stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_command_exits_1_when_the_runs_differ_too_much(tmp_path: pathlib.Path):
     output = _run_command(replicas=1, output=tmp_path / "demo.png", tolerance=-1.0)
     assert "not the same training" in output

@@ -10,7 +10,11 @@ import pytest
 import replicax as rx
 from tests.backend.fresh_process import ROOT, run_fresh
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+LONG = {"model_parallel", "sharded_training"}  # what they compute has quick tests, too
+EXAMPLES = [
+    pytest.param(path, marks=[pytest.mark.slow] if path.stem in LONG else [])
+    for path in sorted((ROOT / "examples").glob("*.py"))
+]
 
 
 def _example(name: str) -> types.ModuleType:
@@ -40,6 +44,7 @@ def test_the_training_loop_finds_the_weights(num_replicas: int):
     assert history[-1] < 1e-5 < history[0]
 
 
+@pytest.mark.thin("batch_size")
 @pytest.mark.parametrize("num_replicas", [2, 3, 8])
 @pytest.mark.parametrize("batch_size", [24, 30, 5])
 def test_synchronised_batch_norm_is_that_of_the_whole_batch(num_replicas: int, batch_size: int):
@@ -54,6 +59,7 @@ def test_synchronised_batch_norm_is_that_of_the_whole_batch(num_replicas: int, b
     np.testing.assert_allclose(gradients, one_gradients, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thin("stage")
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_sharded_training_computes_what_whole_training_does_with_less(stage: int):
     example = _example("sharded_training")

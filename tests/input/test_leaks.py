@@ -176,6 +176,7 @@ def test_dropping_an_iterator_leaves_nothing(two, paths, before, name, buffer_si
     before.assert_nothing_is_left(paths)
 
 
+@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 def test_a_pass_that_was_begun_for_the_spec_leaves_nothing(two, paths, before, buffer_size):
     make = PIPELINES["a generator function over a file"]
@@ -201,6 +202,7 @@ def test_setting_the_state_leaves_nothing_of_the_passes_before(
     iterator.close()
 
 
+@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 def test_pipelines_of_a_function_leave_nothing(two, paths, before, buffer_size):
     each = rx.InputOptions(
@@ -391,6 +393,7 @@ def test_an_error_in_a_function_arrives_once_as_it_is_and_leaves_nothing(
     assert len(list(itertools.islice(dataset, 30))) == 30
 
 
+@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 def test_an_error_in_the_loop_leaves_nothing_while_it_is_being_looked_at(
     two, paths, before, buffer_size

@@ -34,6 +34,7 @@ def test_a_hundred_small_gradients_travel_in_at_most_4_operands():
     assert 1 <= operands(program_of(mirrored(2))) <= 4
 
 
+@pytest.mark.slow
 def test_without_packing_every_gradient_is_an_operand():
     notices.forget(("cross device ops", "NcclAllReduce"))
     with pytest.warns(rx.ReplicaxWarning, match="NcclAllReduce is the default all-reduce"):
@@ -42,6 +43,7 @@ def test_without_packing_every_gradient_is_an_operand():
     assert operands(text) >= NUM_VARIABLES
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_travel_packed_and_only_in_the_branch_of_the_last_step():
     text = program_of(mirrored(2), accumulate_steps=4)
     assert " conditional(" in text

@@ -45,7 +45,10 @@ def strategy(stage):
     return mirrored(8, sharding=rx.experimental.Sharding(stage=stage))
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+LATE = [pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2)]
+
+
+@pytest.fixture(scope="module", params=[*LATE, 3])
 def trained(request):
     training = Training(strategy(request.param), adam())
     return request.param, training, training.run(STEPS)

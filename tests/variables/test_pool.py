@@ -21,6 +21,9 @@ MANY = pool.MIN_MEMBERS + 8
 SUM, ON_READ = rx.VariableAggregation.SUM, rx.VariableSynchronization.ON_READ
 
 
+pytestmark = pytest.mark.thin("strategy")
+
+
 @pytest.fixture(params=[1, 2, 8])
 def strategy(request):
     return rx.MirroredStrategy([f"CPU:{i}" for i in range(request.param)])
