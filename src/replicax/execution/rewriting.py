@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from replicax.backend import compat
 
 
 def rewritten(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
@@ -19,10 +19,10 @@ def rewritten(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
     def of(value: Any) -> Any:
         if type(value) in (tuple, list):
             return type(value)(map(of, value))
-        if not isinstance(value, ClosedJaxpr | Jaxpr):
+        if not isinstance(value, compat.ClosedJaxpr | compat.Jaxpr):
             return value
         if id(value) not in done:
-            if isinstance(value, ClosedJaxpr):
+            if isinstance(value, compat.ClosedJaxpr):
                 done[id(value)] = value.replace(jaxpr=of(value.jaxpr))
             else:
                 done[id(value)] = value.replace(eqns=list(map(equation, value.eqns)))
