@@ -25,7 +25,7 @@ help:  ## List the commands
 demo: $(VENV)/.installed-demo  ## Install what the demo needs and run it
 	$(BIN)/replicax demo
 
-test: lint types layers doctest unit  ## All checks, and the quick tier of the tests: ten minutes
+test: lint types layers doctest unit  ## All checks, and the quick tier of the tests: twenty minutes
 
 test-all: lint types layers doctest unit-all bench-smoke  ## The same with every test
 
