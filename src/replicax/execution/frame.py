@@ -162,18 +162,18 @@ class Frame:
             _local.frame = outer
 
     def _explain(self, error: NotImplementedError) -> None:
-        """Raises in place of an error that JAX raises where it cannot differentiate a write.
+        """Names the variables, if JAX says that it cannot differentiate a write.
 
         Raises:
-            TraceError: In that case.
+            TraceError: In that case, in place of `error`.
         """
         inside = [cell for cell in self.cells.values() if cell.written_in is not None]
         if inside and compat.is_about_writes(error):
             names = " and ".join(f"{cell.key.name!r} (at {cell.site})" for cell in inside)
             raise TraceError(
                 f"variable {names} is assigned inside a branch of a loop that is differentiated, "
-                "or in code that JAX can differentiate as little. Carry the new value through the "
-                "loop, and assign it after the gradient is taken."
+                "which JAX cannot do. Carry the new value through the loop, and assign it after "
+                "the gradient is taken."
             ) from error
 
     def read(self, key: StateKey) -> Any:
