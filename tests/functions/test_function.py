@@ -366,26 +366,55 @@ def test_a_function_called_in_an_eager_run_is_one_program(strategy):
     assert seen == [True]
 
 
-def test_a_function_that_only_some_eager_replicas_call_names_both(strategy):
+@pytest.mark.parametrize("caller", [0, 1])
+@pytest.mark.filterwarnings("ignore:Python branches on the replica id")
+def test_a_function_that_only_one_replica_calls_computes_there(strategy, caller):
+    @rx.function
+    def add(x):
+        counter.assign_add(x)
+        return counter * 10
+
+    def replica_fn(x):
+        if rx.get_replica_context().replica_id_in_sync_group == caller:
+            x = add(x)
+        return rx.get_replica_context().all_reduce("SUM", x)  # where they meet again
+
+    def values_by(run):
+        counter.assign(0)
+        total = strategy.reduce("MEAN", run(3.0), axis=None)
+        return float(total), float(counter)
+
+    with strategy.scope():
+        counter = rx.Variable(
+            0.0,
+            synchronization=rx.VariableSynchronization.ON_READ,
+            aggregation=rx.VariableAggregation.SUM,
+        )
+    compiled = rx.function(replica_fn)
+    by_executor = [
+        values_by(lambda x, fn=fn: strategy.run(fn, (x,))) for fn in (replica_fn, compiled)
+    ]
+    assert by_executor == [(33.0, 3.0)] * 2
+    assert add.trace_count == 0
+
+
+def test_a_function_that_only_one_eager_replica_calls_cannot_meet_the_others(strategy):
     @rx.function
     def total(x):
-        return x
+        return rx.get_replica_context().all_reduce("SUM", x)
 
     def replica_fn():
-        if rx.get_replica_context().replica_id_in_sync_group == 0:
-            return total(1.0)
-        return 1.0
+        return total(1.0) if rx.get_replica_context().replica_id_in_sync_group == 0 else 1.0
 
     with pytest.raises(
         RuntimeError,
-        match=r"replica 0 called the function '.*total' at .*test_function\.py:\d+, but replica 1 "
-        "returned without",
+        match=r"replica 0 called all_reduce at .*test_function\.py:\d+, but replica 1 returned wit",
     ):
         strategy.run(replica_fn)
     assert strategy.run(lambda: 1) == 1
 
 
-def test_two_functions_that_meet_are_told_apart(strategy):
+def test_two_functions_that_eager_replicas_call_at_once_do_not_meet(strategy):
     first, second = rx.function(lambda: 1.0), rx.function(lambda: 2.0)
     first.python_function.__qualname__, second.python_function.__qualname__ = "first", "second"
 
@@ -393,10 +422,7 @@ def test_two_functions_that_meet_are_told_apart(strategy):
         chosen = (first, second)[rx.get_replica_context().replica_id_in_sync_group]
         return chosen()
 
-    with pytest.raises(
-        RuntimeError, match=r"replica 0 called the function 'first'.* replica 1 called the functi"
-    ):
-        strategy.run(replica_fn)
+    assert strategy.experimental_local_results(strategy.run(replica_fn)) == (1.0, 2.0)
 
 
 def test_inside_a_transformation_of_jax_a_function_is_part_of_it():

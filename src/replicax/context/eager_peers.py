@@ -26,7 +26,7 @@ from replicax.core.enums import ReduceOp
 from replicax.core.errors import ContextError, ReductionError
 from replicax.execution import epoch
 from replicax.execution.captured import Captured, captured_by
-from replicax.execution.eager import ReplicaThreads
+from replicax.execution.eager import ALONE, ReplicaThreads
 from replicax.execution.overrides import drop_override, noting_assignments
 from replicax.values.distributed import Mirrored, PerReplica
 from replicax.values.operators import plain
@@ -81,14 +81,21 @@ class EagerSession:
         args: tuple[Any, ...],
         kwargs: Any,
         own: Callable[..., Any] | None = None,
+        alone: Callable[[], Any] | None = None,
     ) -> Any:
         """Called by a replica: all meet, ``fn(*args)`` runs once in cross-replica context.
 
-        With `own`, see `ReplicaContext.together`.
+        For `own` and `alone`, see `ReplicaContext.together`.
         """
         # Listed here: the next replica may give captured names other values.
         call = _Call(fn, None if own is None else captured_by(own), args, kwargs)
-        answer = self.threads.meet(label, functools.partial(self._hold, label), payload=call)
+        # Other workers do not know who is alone here, and launch what all replicas launch.
+        can_be_alone = alone is not None and not self.mesh.spans_workers
+        answer = self.threads.meet(
+            label, functools.partial(self._hold, label), payload=call, can_be_alone=can_be_alone
+        )
+        if alone is not None and answer is ALONE:
+            return alone()
         for variable in self._assigned:  # a gradient that is open on this thread ends there
             drop_override(variable)
         epoch.renew()
@@ -182,11 +189,17 @@ class EagerPeers:
         return session.merge("merge_call", with_strategy, args, kwargs)
 
     def together(
-        self, label: str, fn: Callable[..., Any], args: tuple[Any, ...], *, own: Any = None
+        self,
+        label: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        own: Any = None,
+        alone: Callable[[], Any] | None = None,
     ) -> Any:
         """Waits for all replicas and runs `fn` once, in cross-replica context."""
         require_concrete(label)
-        return self._session.merge(label, fn, args, {}, own)
+        return self._session.merge(label, fn, args, {}, own, alone)
 
     def all_reduce(self, op: ReduceOp, value: Any, options: Any) -> Any:
         """Waits for all replicas and combines what they brought."""

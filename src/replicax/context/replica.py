@@ -31,7 +31,13 @@ class Peers(Protocol):
         ...
 
     def together(
-        self, label: str, fn: Callable[..., Any], args: tuple[Any, ...], *, own: Any = None
+        self,
+        label: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        own: Any = None,
+        alone: Callable[[], Any] | None = None,
     ) -> Any:
         """Like `merge` with ``fn(*args)``, for the library's own use; see `ReplicaContext`."""
         ...
@@ -144,7 +150,13 @@ class ReplicaContext:
         return self._active("merge_call").merge(merge_fn, tuple(args), dict(kwargs or {}))
 
     def together(
-        self, label: str, fn: Callable[..., Any], args: tuple[Any, ...], *, own: Any = None
+        self,
+        label: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        own: Any = None,
+        alone: Callable[[], Any] | None = None,
     ) -> Any:
         """Runs ``fn(*args)`` once for all replicas; for the library.
 
@@ -155,8 +167,10 @@ class ReplicaContext:
             own: A function that may bring arrays and numbers of the replica's own. Those that
                 differ are the first argument of `fn`, by their path in
                 ``execution.captured.captured_by(own)``.
+            alone: What an eager replica does by itself where the others do not make this call.
+                Without it, that is an error.
         """
-        return self._active(label).together(label, fn, args, own=own)
+        return self._active(label).together(label, fn, args, own=own, alone=alone)
 
     def all_reduce(self, reduce_op: ReduceOpLike, value: Any, options: Any = None) -> Any:
         """`value` (a nest) combined over all replicas; every replica gets the result.

@@ -35,9 +35,16 @@ class SoloPeers:
             return merge_fn(self._strategy, *args, **kwargs)
 
     def together(
-        self, label: str, fn: Callable[..., Any], args: tuple[Any, ...], *, own: Any = None
+        self,
+        label: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        own: Any = None,
+        alone: Callable[[], Any] | None = None,
     ) -> Any:
         """Runs `fn` at once, in cross-replica context."""
+        del alone
         self._check(label)
         with stack.entered(stack.Entry(self._strategy, stack.Mode.MERGE)):
             return fn(*args) if own is None else fn({}, *args)

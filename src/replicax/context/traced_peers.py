@@ -74,10 +74,16 @@ class TracedPeers:
         return nest.map_leaves(self._unwrap, result)
 
     def together(
-        self, label: str, fn: Callable[..., Any], args: tuple[Any, ...], *, own: Any = None
+        self,
+        label: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        own: Any = None,
+        alone: Callable[[], Any] | None = None,
     ) -> Any:
         """Runs `fn` in cross-replica context, in the same trace."""
-        del label
+        del label, alone
         return self.merge(lambda _, *args: fn(*args) if own is None else fn({}, *args), args, {})
 
     def _wrap(self, leaf: Any) -> Any:

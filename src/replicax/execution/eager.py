@@ -3,7 +3,8 @@
 Replica 0 runs until it ends or reaches a meeting, then replica 1, and so on:
 the order never depends on the scheduler. A meeting takes place when every
 replica has arrived; it runs on the caller's thread, and all replicas get its
-result. What is computed at a meeting is the caller's business: nothing here
+result. A replica that can do without the others goes on alone if they do not come.
+What is computed at a meeting is the caller's business: nothing here
 knows of values, variables or strategies.
 """
 
@@ -14,7 +15,7 @@ import dataclasses
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from replicax.core import notices
@@ -22,6 +23,9 @@ from replicax.core.errors import ContextError, RendezvousError
 
 Task = Callable[[], Any]
 Meeting = Callable[[list[Any]], Sequence[Any]]
+
+ALONE = object()
+"""What `ReplicaThreads.meet` answers when the others do not come."""
 
 
 class _Released(BaseException):
@@ -36,6 +40,7 @@ class _Arrival:
     meeting: Meeting
     payload: Any
     where: str
+    can_be_alone: bool
 
 
 @dataclasses.dataclass(slots=True)
@@ -189,28 +194,26 @@ class ReplicaThreads:
         return self._caller == threading.get_ident()
 
     def _drive(self, replicas: list[_Replica], tasks: Sequence[Task]) -> list[Any]:
-        waiting: list[_Arrival] = []
+        statuses: dict[_Replica, _Arrival | _Ended] = {}
 
-        def checked(status: _Arrival | _Ended, replica_id: int) -> _Arrival | _Ended:
-            if isinstance(status, _Arrival):
-                waiting.append(status)
-            elif status.error is not None:
-                _note(status.error, replica_id, waiting)
+        def stopped(replica: _Replica, status: _Arrival | _Ended) -> None:
+            statuses[replica] = status
+            if isinstance(status, _Ended) and status.error is not None:
+                _note(status.error, replica.replica_id, _arrivals(statuses.values()))
                 raise status.error
-            return status
 
-        statuses = [
-            checked(replica.start(task), replica.replica_id)
-            for replica, task in zip(replicas, tasks, strict=True)
-        ]
-        while waiting:
-            answers = _hold_meeting(statuses)
-            waiting.clear()
-            statuses = [
-                checked(replica.resume(answer), replica.replica_id)
-                for replica, answer in zip(replicas, answers, strict=True)
-            ]
-        return [status.result for status in statuses if isinstance(status, _Ended)]
+        for replica, task in zip(replicas, tasks, strict=True):
+            stopped(replica, replica.start(task))
+        while _arrivals(statuses.values()):
+            if alone := _alone(statuses):
+                for replica in alone:
+                    stopped(replica, replica.resume(ALONE))
+                continue
+            answers = _hold_meeting(list(statuses.values()))
+            statuses.clear()
+            for replica, answer in zip(replicas, answers, strict=True):
+                stopped(replica, replica.resume(answer))
+        return [status.result for status in statuses.values() if isinstance(status, _Ended)]
 
     def _unwind(self) -> None:
         for index, replica in enumerate(self._replicas):
@@ -220,21 +223,41 @@ class ReplicaThreads:
                 replica.abandon()
                 self._replicas[index] = _Replica(replica.replica_id)
 
-    def meet(self, label: str, meeting: Meeting, *, payload: Any) -> Any:
+    def meet(
+        self, label: str, meeting: Meeting, *, payload: Any, can_be_alone: bool = False
+    ) -> Any:
         """Called by a replica: waits for the others, then returns its part of the meeting.
 
         Args:
             label: What the replica is doing, for errors.
             meeting: Gets all payloads, in replica order, and returns one answer each.
             payload: What this replica brings.
+            can_be_alone: Whether this replica gets the answer `ALONE` where another one ends or
+                goes to another meeting. Without it, that is an error.
         """
         where = "{}:{}".format(*notices.user_line())
-        return _current.replica.wait_at(_Arrival(label, meeting, payload, where))
+        return _current.replica.wait_at(_Arrival(label, meeting, payload, where, can_be_alone))
 
 
 def in_replica_thread() -> bool:
     """Whether the calling thread is a replica's."""
     return getattr(_current, "replica", None) is not None
+
+
+def _arrivals(statuses: Iterable[_Arrival | _Ended]) -> list[_Arrival]:
+    return [status for status in statuses if isinstance(status, _Arrival)]
+
+
+def _alone(statuses: Mapping[_Replica, _Arrival | _Ended]) -> list[_Replica]:
+    """The replicas that need not wait, where not all of them are at one meeting."""
+    arrivals = _arrivals(statuses.values())
+    if len(arrivals) == len(statuses) and len({arrival.label for arrival in arrivals}) == 1:
+        return []
+    return [
+        replica
+        for replica, status in statuses.items()
+        if isinstance(status, _Arrival) and status.can_be_alone
+    ]
 
 
 def _hold_meeting(statuses: Sequence[_Arrival | _Ended]) -> Sequence[Any]:
@@ -253,8 +276,7 @@ def _hold_meeting(statuses: Sequence[_Arrival | _Ended]) -> Sequence[Any]:
                 f"{status.label} at {status.where}. All replicas must make the same calls in the "
                 "same order."
             )
-    arrivals = [status for status in statuses if isinstance(status, _Arrival)]
-    return first.meeting([arrival.payload for arrival in arrivals])
+    return first.meeting([arrival.payload for arrival in _arrivals(statuses)])
 
 
 def _note(error: BaseException, replica_id: int, waiting: list[_Arrival]) -> None:

@@ -182,7 +182,8 @@ class Function(CompiledCallable, Generic[P, R]):
     def _call_in_replica(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """All replicas call together: one program for all of them.
 
-        Every replica may have made the function for itself; any of them serves.
+        Every replica may have made the function for itself; any of them serves. If only some
+        replicas of an eager run call it, each of those runs the Python function.
         """
         strategy = entry.strategy
 
@@ -192,7 +193,9 @@ class Function(CompiledCallable, Generic[P, R]):
 
         fn = self.python_function
         label = f"the function {_shared_name(fn)!r}"
-        return entry.replica_context.together(label, call, (self, args, kwargs), own=fn)
+        return entry.replica_context.together(
+            label, call, (self, args, kwargs), own=fn, alone=lambda: fn(*args, **kwargs)
+        )
 
     def _call_with(
         self, own: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any], strategy: Any
