@@ -215,6 +215,25 @@ def test_a_gradient_ends_where_the_loss_assigns_the_variable(strategy, execute, 
         np.testing.assert_allclose([value, gradient], [36.0 + 550.0, 12.0])
 
 
+def test_a_gradient_ends_where_a_function_in_an_update_assigns(strategy, execute):
+    v, other = variable(strategy, 3.0), variable(strategy, 0.0)
+
+    @rx.function
+    def set_five():
+        v.assign(5.0)
+
+    def loss():
+        before = v.value * 2.0
+        strategy.extended.update(other, lambda copy: set_five())
+        return before + v.value * 100.0
+
+    for _ in range(2):
+        v.assign(3.0)
+        results = execute(strategy, lambda: rx.value_and_grad(loss, v))
+        for value, gradient in parts(strategy, results):
+            np.testing.assert_allclose([value, gradient], [506.0, 2.0])
+
+
 @pytest.mark.parametrize("name", ["update", "update of another"])
 def test_a_gradient_across_replicas_ends_where_the_loss_updates_the_variable(two, name):
     v, other = variable(two, 3.0), variable(two, 0.0)

@@ -44,7 +44,7 @@ def refusals(program: Program, executor: str) -> set[str]:
     if executor == "eager" and _is_refused(program.body, False, False, program):
         found.add(MEETING_IN_TRACE)
     for node in nodes(program.body):
-        if isinstance(node, Grad) and _assigned_in_loops(node.block) & set(node.variables):
+        if isinstance(node, Grad) and _assigned_in_loops_only(node):
             found.add(ASSIGNED_IN_GRADIENT)
         if isinstance(node, Loop) and node.kind == "while":
             read = {n.variable for n in nodes(node.count) if isinstance(n, Read)}
@@ -58,10 +58,24 @@ def _assigned(node):
     return {n.variable for n in nodes(node) if isinstance(n, Assign | Update | Merge)} - {None}
 
 
-def _assigned_in_loops(block):
-    """The variables that loops and branches in `block` assign."""
-    inside = [n for n in nodes(block) if isinstance(n, Cond | Loop)]
-    return set().union(*map(_assigned, inside))
+def _assigned_in_loops(gradient):
+    """The variables that are differentiated, and assigned by loops and branches."""
+    inside = [n for n in nodes(gradient.block) if isinstance(n, Cond | Loop)]
+    return set().union(*map(_assigned, inside)) & set(gradient.variables)
+
+
+def _assigned_in_loops_only(gradient):
+    """Those of them that no assignment outside may have replaced before."""
+    return _assigned_in_loops(gradient) - _assigned_outside(gradient.block)
+
+
+def _assigned_outside(node):
+    """The variables that are assigned outside of loops and branches."""
+    if isinstance(node, Cond | Loop):
+        return set()
+    if isinstance(node, Assign | Update | Merge):
+        return {node.variable} - {None}
+    return set().union(*map(_assigned_outside, children(node)))
 
 
 def _is_refused(node, traced, in_grad, program):
@@ -85,8 +99,12 @@ def _is_refused(node, traced, in_grad, program):
 def may_refuse(program: Program, executor: str, error: Exception) -> bool:
     """Whether this error is one of those that may stand in the place of a result."""
     text = str(error)
+    gradients = [n for n in nodes(program.body) if isinstance(n, Grad)]
+    if ASSIGNED_IN_GRADIENT in text and any(map(_assigned_in_loops, gradients)):
+        return True
     if executor == "eager" and program.num_replicas > 1 and _captures_own_values(program.body):
-        return "captured" in text or "captures" in text
+        if "captured" in text or "captures" in text:
+            return True
     custom = [n for n in nodes(program.body) if isinstance(n, Call) and n.kind in RULES]
     read = {n.variable for call in custom for n in nodes(call.block) if isinstance(n, Read)}
     return any(repr(program.variables[index].name) in text for index in read)

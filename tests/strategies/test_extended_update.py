@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -167,6 +168,50 @@ def test_update_may_be_called_in_replica_context(strategy, execute):
     assert [float(x) for x in strategy.experimental_local_results(result)] == [3.0] * (
         strategy.num_replicas_in_sync
     )
+
+
+def test_a_function_in_an_update_assigns_at_every_call(strategy, execute):
+    v, other = variable(strategy, 0.0), variable(strategy, 0.0)
+
+    @rx.function
+    def add(copy, value):
+        copy.assign_add(value)
+        other.assign(value)
+
+    for step in (1.0, 2.0, 3.0):
+        execute(strategy, lambda step=step: strategy.extended.update(v, add, args=(step,)) and None)
+        np.testing.assert_allclose(copies(strategy, other), step)
+    np.testing.assert_allclose(copies(strategy, v), 6.0)
+
+
+def test_what_is_differentiated_may_update_a_variable(strategy, execute):
+    v = variable(strategy, 0.0)
+
+    def loss(x):
+        total = rx.get_replica_context().all_reduce("SUM", x * x)
+        strategy.extended.update(v, lambda copy, t: copy.assign(t), args=(total,))
+        return total * v.value
+
+    n = strategy.num_replicas_in_sync
+    result = execute(strategy, lambda: jax.value_and_grad(loss)(2.0))
+    for value, gradient in strategy.experimental_local_results(result):
+        np.testing.assert_allclose([value, gradient], [(4 * n) ** 2, 4 * n * n * 4])
+    np.testing.assert_allclose(copies(strategy, v), 4 * n)
+
+
+def test_an_eager_update_gives_no_arrays_without_their_gradient(many):
+    v = variable(many, 0.0)
+
+    def loss(x):
+        total = rx.get_replica_context().all_reduce("SUM", x * x)
+        return many.extended.update(v, lambda copy, t: t * 2, args=(total,))
+
+    step = lambda: jax.grad(loss)(2.0)  # noqa: E731
+    with pytest.raises(RuntimeError, match=r"extended\.update .* inside jax\.grad .*no gradient.*"):
+        many.run(step)
+    n = many.num_replicas_in_sync
+    for gradient in many.experimental_local_results(many.run(rx.function(step))):
+        assert gradient == 8 * n
 
 
 def test_an_undistributed_variable_is_just_passed_to_fn(strategy):

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from replicax.backend import compat
 from replicax.backend.mesh import PER_REPLICA, REPLICATED, ReplicaMesh
@@ -217,7 +218,11 @@ def _sum_over_replicas(array: jax.Array, reduction: Reduction) -> jax.Array:
 
 def _psum(array: jax.Array) -> jax.Array:
     """The sum over the replicas. XLA cannot add up pieces over an axis of a single replica."""
-    return array if lax.axis_size(REPLICA_AXIS) == 1 else lax.psum(array, REPLICA_AXIS)
+    if lax.axis_size(REPLICA_AXIS) == 1:
+        return array
+    if not isinstance(array, Tracer):  # psum would multiply: it takes it for the same everywhere,
+        array = jnp.copy(array)  # but Python may have chosen it by the replica id
+    return lax.psum(array, REPLICA_AXIS)
 
 
 def gathered(

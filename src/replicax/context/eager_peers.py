@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from replicax.backend import compat, placement
 from replicax.backend.collectives import Reduction
@@ -197,9 +198,20 @@ class EagerPeers:
         own: Any = None,
         alone: Callable[[], Any] | None = None,
     ) -> Any:
-        """Waits for all replicas and runs `fn` once, in cross-replica context."""
+        """Waits for all replicas and runs `fn` once, in cross-replica context.
+
+        A gradient that is open on this thread ends at the arguments.
+        """
         require_concrete(label)
-        return self._session.merge(label, fn, args, {}, own, alone)
+        known = nest.map_leaves(_without_gradient, args)
+        result = self._session.merge(label, fn, known, {}, own, alone)
+        if _has_tracers(args) and any(isinstance(x, jax.Array) for x in nest.flatten(result)[0]):
+            raise ContextError(
+                f"{label} was reached inside jax.grad in an eager run, with values that are "
+                "differentiated, and gave arrays, which would have no gradient. Put "
+                "replicax.function around the function passed to run, or return no arrays."
+            )
+        return result
 
     def all_reduce(self, op: ReduceOp, value: Any, options: Any) -> Any:
         """Waits for all replicas and combines what they brought."""
@@ -247,6 +259,15 @@ class EagerPeers:
         for array in nest.flatten(arrays)[0]:
             check_gather(axis, [array.shape])
         return gathered(arrays) if compat.is_transforming() else meet(arrays)[0]
+
+
+def _has_tracers(values: Any) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in nest.flatten(values)[0])
+
+
+def _without_gradient(leaf: Any) -> Any:
+    """The value of a tracer; of one that is the result of an all_reduce, that result itself."""
+    return jax.lax.stop_gradient(leaf) if isinstance(leaf, Tracer) else leaf
 
 
 def _reduced(session: EagerSession, op: ReduceOp, leaf: Any) -> Mirrored:

@@ -128,6 +128,8 @@ class Function(CompiledCallable, Generic[P, R]):
         if compat.is_transforming():  # a JAX transformation that we did not start: be part of it
             return self.python_function(*args, **kwargs)
         entry = stack.top()
+        if entry is not None and entry.mode is stack.Mode.UPDATE:  # which collects what is assigned
+            return self.python_function(*args, **kwargs)
         if entry is not None and entry.mode is stack.Mode.REPLICA and stack.has_strategy():
             return self._call_in_replica(entry, args, kwargs)
         if self._runs_as_loop or _has_host_data(args, kwargs):

@@ -36,7 +36,8 @@ class _Result:
 
     Attributes:
         kind: "object" (as it is), "argument", "mirrored", "bare" or "varying".
-        value: The object, or an index: of the argument, or of the output.
+        value: The object, or an index: of the argument, or of the output. Before the output has
+            one, the number that `TracedPeers` gave to what is mirrored or bare.
     """
 
     kind: str
@@ -176,6 +177,8 @@ def _classify(
             found = _Result("varying")
         elif found.kind == "object":
             found = _common_object(found, others, variant)
+        elif any(other.value != found.value for other in others):
+            found = _Result("varying")
         if found.kind in ("mirrored", "bare"):
             found = _Result(found.kind, len(outputs.uniform))
             outputs.uniform.append(leaf)
@@ -191,10 +194,10 @@ def _classify_leaf(leaf: Any, arguments: dict[int, int], peers: TracedPeers) -> 
         return _Result("object", leaf.container)
     if id(leaf) in arguments and isinstance(leaf, Tracer):
         return _Result("argument", arguments[id(leaf)])
-    if peers.is_mirrored(leaf):
-        return _Result("mirrored")
-    if peers.is_shared(leaf):
-        return _Result("bare")
+    if (number := peers.number_of_mirrored(leaf)) is not None:
+        return _Result("mirrored", number)
+    if (number := peers.number_of_shared(leaf)) is not None:
+        return _Result("bare", number)
     if isinstance(leaf, Tracer):
         # A tracer of an outer trace was captured: one object for all replicas.
         local = compat.is_traced_inside(leaf)

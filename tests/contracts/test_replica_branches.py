@@ -1,0 +1,132 @@
+"""Python that branches on the replica id: what the replicas bring together may be of two kinds."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax as rx
+
+ONE, TEN = jnp.float32(1), jnp.float32(10)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Python branches on the replica id")
+
+
+def parts(strategy, result):
+    return strategy.experimental_local_results(result)
+
+
+def context():
+    return rx.get_replica_context()
+
+
+def by_replica(first, other):
+    return first if context().replica_id_in_sync_group == 0 else other
+
+
+def total(strategy, value):
+    return strategy.reduce("SUM", value, axis=None)
+
+
+def merged(value):
+    return context().merge_call(total, args=(value,))
+
+
+def reduced(value):
+    return context().all_reduce("SUM", value)
+
+
+# What is merged, and what one replica and n - 1 others give together.
+MERGED = {
+    "captured arrays": (lambda: merged(by_replica(ONE, TEN)), lambda n: 1 + 10 * (n - 1)),
+    "captured arrays in all_reduce": (
+        lambda: reduced(by_replica(ONE, TEN)) * 1,
+        lambda n: 1 + 10 * (n - 1),
+    ),
+    "numbers": (lambda: merged(by_replica(1.0, 10.0)), lambda n: 1 + 10 * (n - 1)),
+    "two reduced values": (
+        lambda: merged(by_replica(reduced(ONE), reduced(TEN))),
+        lambda n: n + 10 * n * (n - 1),
+    ),
+    "two merged values": (
+        lambda: merged(by_replica(*(merged(x) for x in (ONE * 1, TEN * 1)))),
+        lambda n: n + 10 * n * (n - 1),
+    ),
+    "a reduced and a computed value": (
+        lambda: (lambda once: merged(by_replica(once, TEN * 1)))(reduced(ONE)),
+        lambda n: n + 10 * (n - 1),
+    ),
+    "a number and a reduced value": (
+        lambda: (lambda once: merged(by_replica(1.0, once)))(reduced(ONE)),
+        lambda n: 1 + n * (n - 1),
+    ),
+    "the second of two leaves": (
+        lambda: (lambda once: merged((by_replica(once, TEN * 1), ONE * 2))[1])(reduced(ONE)),
+        lambda n: 2 * n,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_what_replicas_merge_may_be_of_different_kinds(many, execute, name):
+    fn, expected = MERGED[name]
+    for value in parts(many, execute(many, fn)):
+        assert float(value) == expected(many.num_replicas_in_sync)
+
+
+RETURNED = {
+    "reduced values": lambda: by_replica(reduced(ONE), reduced(TEN)),
+    "merged values": lambda: by_replica(merged(ONE * 1), merged(TEN * 1)),
+    "arguments": lambda x, y: by_replica(x, y),
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_replicas_return_different_values_of_one_kind(many, execute, name):
+    n = many.num_replicas_in_sync
+    args = ()
+    scales = n
+    if name == "arguments":
+        args = [
+            many.experimental_distribute_values_from_function(lambda ctx, x=x: x * 1)
+            for x in (ONE, TEN)
+        ]
+        scales = 1
+    result = execute(many, RETURNED[name], args=tuple(args))
+    assert isinstance(result, rx.PerReplica)
+    first = 0 in many.extended.mesh.local_replicas
+    expected = [scales] * first + [10 * scales] * (len(parts(many, result)) - first)
+    np.testing.assert_array_equal(parts(many, result), expected)
+
+
+def test_strings_of_the_replicas_reach_merge_fn_as_per_replica(many, execute):
+    seen = []
+
+    def merge_fn(strategy, name):
+        seen.append(type(name))
+        return name
+
+    def fn():
+        return context().merge_call(merge_fn, args=(by_replica("a", "b"),))
+
+    results = list(parts(many, execute(many, fn)))
+    assert results == [
+        "a" if 0 in many.extended.mesh.local_replicas else "b",
+        *["b"] * (len(results) - 1),
+    ]
+    assert set(seen) == {rx.PerReplica}
+
+
+def test_an_array_and_a_string_cannot_be_merged_in_one_program(many, compiled):
+    def fn():
+        return context().merge_call(lambda s, x: x, args=(by_replica(ONE * 1, "b"),))
+
+    with pytest.raises(ValueError, match=r"an array of shape \(\) and 'b'.*arrays on every"):
+        compiled(many, fn)
+
+
+def test_replicas_that_pass_different_structures_to_merge_call_are_refused(many, compiled):
+    def fn():
+        return context().merge_call(lambda s, x: x, args=(by_replica([ONE * 1], {"a": ONE * 1}),))
+
+    with pytest.raises(ValueError, match=r"the same structure.*\[\*\].*\{'a': \*\}"):
+        compiled(many, fn)
