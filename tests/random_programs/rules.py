@@ -16,6 +16,7 @@ from tests.random_programs.syntax import (
     Assign,
     Batch,
     BatchSum,
+    Branch,
     Call,
     Cond,
     Grad,
@@ -36,6 +37,9 @@ _TRACED_CALLS = ("jit", "checkpoint")
 MEETING_IN_TRACE = "replicax.function"
 ASSIGNED_IN_GRADIENT = "is differentiated, and assigned inside a loop or a branch"
 ASSIGNED_PREDICATE = "the predicate and the body of the while loop"
+# Under a gradient JAX moves what does not change out of a loop, collectives too. Where replicas
+# have traces of their own, that may happen on some of them only.
+HOISTED = "All replicas must call the same collectives"
 
 
 def refusals(program: Program, executor: str) -> set[str]:
@@ -67,6 +71,17 @@ def _assigned_in_loops(gradient):
 def _assigned_in_loops_only(gradient):
     """Those of them that no assignment outside may have replaced before."""
     return _assigned_in_loops(gradient) - _assigned_outside(gradient.block)
+
+
+def _branches_in_loops(gradient):
+    """Whether loops in it have collectives, and Python that branches on the replica id."""
+    meetings = Assign | Update | AllReduce | AllGather | Merge
+    return any(
+        any(isinstance(n, Branch) for n in nodes(loop.block))
+        and any(isinstance(n, meetings) for n in nodes(loop.block))
+        for loop in nodes(gradient.block)
+        if isinstance(loop, Loop)
+    )
 
 
 def _assigned_outside(node):
@@ -102,9 +117,11 @@ def may_refuse(program: Program, executor: str, error: Exception) -> bool:
     gradients = [n for n in nodes(program.body) if isinstance(n, Grad)]
     if ASSIGNED_IN_GRADIENT in text and any(map(_assigned_in_loops, gradients)):
         return True
-    if executor == "eager" and program.num_replicas > 1 and _captures_own_values(program.body):
-        if "captured" in text or "captures" in text:
-            return True
+    if HOISTED in text and any(map(_branches_in_loops, gradients)):
+        return True
+    may_capture = executor == "eager" and program.num_replicas > 1
+    if may_capture and "capture" in text and _captures_own_values(program.body):
+        return True
     custom = [n for n in nodes(program.body) if isinstance(n, Call) and n.kind in RULES]
     read = {n.variable for call in custom for n in nodes(call.block) if isinstance(n, Read)}
     return any(repr(program.variables[index].name) in text for index in read)
