@@ -86,7 +86,7 @@ def with_replicax(devices: Sequence[Any], num_variables: int) -> Callable[[], An
 
     def run() -> Any:
         result = strategy.run(step, args=(batch,))
-        return result.packed() if isinstance(result, rx.PerReplica) else result
+        return result._as_packed() if isinstance(result, rx.PerReplica) else result
 
     return run
 

@@ -104,7 +104,7 @@ def from_dataset(dataset: rx.DistributedDataset) -> Run:
 
     def run() -> Any:
         value = next(iterator)
-        return value.packed() if isinstance(value, rx.PerReplica) else value
+        return value._as_packed() if isinstance(value, rx.PerReplica) else value
 
     return run
 

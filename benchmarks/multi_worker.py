@@ -134,7 +134,7 @@ def with_replicax(strategy: rx.Strategy) -> Callable[[], Any]:
         return loss
 
     def run() -> Any:
-        return strategy.run(step, args=batch).packed()
+        return strategy.run(step, args=batch)._as_packed()
 
     return run
 

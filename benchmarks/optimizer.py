@@ -88,7 +88,7 @@ def with_optimizer(
 
     def run() -> Any:
         result = strategy.run(step, args=(batch,))
-        return result.packed() if isinstance(result, rx.PerReplica) else result
+        return result._as_packed() if isinstance(result, rx.PerReplica) else result
 
     return run
 

@@ -31,8 +31,8 @@ def strategy_of(assignment: Assignment) -> rx.Strategy:
 def array_of(value: Any) -> jax.Array:
     """The array behind a distributed value."""
     if isinstance(value, rx.PerReplica):
-        return value.packed()
-    return value.array() if isinstance(value, rx.Mirrored) else value
+        return value._as_packed()
+    return value._replicated() if isinstance(value, rx.Mirrored) else value
 
 
 def wait(value: Any) -> None:

@@ -182,7 +182,7 @@ def visualize_value(value: Any) -> Drawing:
         return _of_array(title, array)
     if isinstance(value, PerReplica):
         return _of_components(value)
-    array = value.array() if isinstance(value, Mirrored) else value
+    array = value._replicated() if isinstance(value, Mirrored) else value
     if not isinstance(array, jax.Array) or isinstance(array, Tracer):
         raise TypeError(
             f"visualize_value got {value!r}; expected a variable, a per-replica or mirrored value, "
@@ -205,11 +205,11 @@ def _of_array(title: str, array: jax.Array) -> Drawing:
 
 def _of_parts(title: str, variable: ShardedVariable) -> Drawing:
     """The elements in one row, in the order of the variable's own dims."""
-    layout = variable.layout
-    holders = map(devices.device_name, variable.devices_in_order)
+    layout = variable._layout
+    holders = map(devices.device_name, variable._devices_in_order)
     blocks = [
         Block(((start, stop),), (name,))
-        for (start, stop), name in zip(variable.bounds, holders, strict=True)
+        for (start, stop), name in zip(variable._bounds, holders, strict=True)
         if start < stop
     ]
     return Drawing(f"{title}, elements in order", (layout.size,), blocks)

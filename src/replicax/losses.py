@@ -113,7 +113,7 @@ def _num_examples(local: int) -> Any:
         return stack.get_strategy().reduce(ReduceOp.SUM, count, axis=None)
 
     # Meeting with a Python int: where all replicas have as many, nothing is communicated.
-    return stack.get_replica_context().together("compute_average_loss", total, (local,))
+    return stack.get_replica_context()._together("compute_average_loss", total, (local,))
 
 
 def _require_replica(call: str, then: str) -> None:

@@ -77,4 +77,4 @@ def _taken(state: Variable) -> jax.Array:
         return number
 
     context = stack.get_replica_context()
-    return take() if context is None else context.together("Generator.next_key", take, ())
+    return take() if context is None else context._together("Generator.next_key", take, ())

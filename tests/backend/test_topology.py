@@ -95,7 +95,7 @@ def test_a_grid_that_cannot_be_is_refused(case):
 
 def test_tasks_with_different_numbers_of_devices_are_refused(devices_of_tasks):
     with pytest.raises(ValueError, match=r"the tasks have \[2, 1\] devices; expected as many"):
-        Topology.of_devices(devices_of_tasks(0, 0, 1))
+        Topology._of_devices(devices_of_tasks(0, 0, 1))
 
 
 @pytest.fixture

@@ -205,4 +205,4 @@ def test_a_pod_of_an_indexed_job_knows_its_job(setenv, monkeypatch):
 
 
 def test_a_pod_that_the_api_hardly_describes_is_not_running():
-    assert Pod.from_json({}) == Pod("", "unknown", "")
+    assert Pod._from_json({}) == Pod("", "unknown", "")

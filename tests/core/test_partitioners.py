@@ -69,7 +69,7 @@ def test_a_partitioner_must_be_callable():
 def test_a_partitioner_must_give_one_number_for_each_dim(partitions):
     sharding = Sharding(partitioner=lambda shape, dtype: partitions)
     with pytest.raises(ValueError, match=r"gave .* for shape \(4, 3\) .* list of 2 ints"):
-        sharding.splits((4, 3), np.float32, 2)
+        sharding._splits((4, 3), np.float32, 2)
 
 
 SPLIT = [
@@ -92,4 +92,4 @@ SPLIT = [
 def test_a_variable_is_split_if_it_has_more_than_one_partition(
     partitioner, shape, num_replicas, expected
 ):
-    assert Sharding(partitioner=partitioner).splits(shape, np.float32, num_replicas) is expected
+    assert Sharding(partitioner=partitioner)._splits(shape, np.float32, num_replicas) is expected

@@ -311,7 +311,7 @@ def test_a_write_that_differs_between_replicas_names_variable_and_line(strategy)
     (v,) = variables_in(strategy, 1)
 
     def merge_fn(strategy, x):
-        v.assign(x.local)  # the drifting write
+        v.assign(x._local)  # the drifting write
 
     def replica_fn(x):
         rx.get_replica_context().merge_call(merge_fn, args=(x,))

@@ -212,7 +212,7 @@ def test_a_packed_array_is_not_taken_for_the_value_it_is_of(repeated):
     step = rx.function(lambda x: x.shape)
     value = strategy.distribute_batch(np.ones(4, np.float32))
     assert strategy.run(step, args=(value,)) == (2,)
-    assert strategy.run(step, args=(value.packed(),)) == value.packed().shape
+    assert strategy.run(step, args=(value._as_packed(),)) == value._as_packed().shape
     assert repeated == {"same": 0, "different": 1}
 
 

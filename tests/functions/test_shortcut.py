@@ -232,7 +232,7 @@ def test_a_batch_that_was_given_away_is_refused_and_the_process_goes_on(strategy
     expected = settled(strategy, step)
     batch = batch_of(strategy, 1.0)
     strategy.run(step, args=(batch,))
-    end(batch.packed() if isinstance(batch, rx.PerReplica) else batch)
+    end(batch._as_packed() if isinstance(batch, rx.PerReplica) else batch)
     with pytest.raises(RuntimeError, match="Array has been deleted"):
         strategy.run(step, args=(batch,))
     np.testing.assert_array_equal(total.numpy(), [expected + strategy.num_replicas_in_sync] * 2)
@@ -325,5 +325,5 @@ def test_a_repeated_step_enters_python_code_few_times(strategy, num_variables):
         run()
     runahead.wait()  # or some step would wait for those before
     calls = python_calls(run)
-    # run, repeat, packed_if_like, launch and its list, what makes the result of the output.
+    # run, repeat, _packed_if_like, launch and its list, what makes the result of the output.
     assert sum(calls.values()) <= 8, calls

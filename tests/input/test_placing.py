@@ -56,7 +56,7 @@ def test_an_owned_buffer_is_adopted_without_a_copy():
 
 def test_a_copy_is_made_once_in_a_buffer_that_the_device_adopts(strategy):
     (value,) = strategy.distribute_dataset(Stream([np.ones((24, 16), np.float32)]))
-    placed = value.packed() if isinstance(value, rx.PerReplica) else value
+    placed = value._as_packed() if isinstance(value, rx.PerReplica) else value
     addresses = [shard.data.unsafe_buffer_pointer() for shard in placed.addressable_shards]
     # Shards that lie in one buffer, one after the other, were not copied one by one.
     size = placed.nbytes // len(addresses)

@@ -64,8 +64,8 @@ def main(folder):
     found["saved"] = saved(strategy, folder)
     with strategy.scope():
         w = rx.Variable(np.arange(7, dtype=np.float32), name="w")
-    found["bounds"] = w.bounds
-    found["parts"] = [part.tolist() for part in w.parts]
+    found["bounds"] = w._bounds
+    found["parts"] = [part.tolist() for part in w._parts]
     found["eager"] = float(strategy.reduce("SUM", strategy.run(lambda: w.read_value().sum()), None))
     if strategy.is_chief:  # alone: it must not wait for the others
         found["repr"] = repr(w)

@@ -44,7 +44,7 @@ class UsersBatches:
 
 def addresses(value):
     """Where the parts of a per-replica value begin."""
-    return [shard.data.unsafe_buffer_pointer() for shard in value.packed().addressable_shards]
+    return [shard.data.unsafe_buffer_pointer() for shard in value._as_packed().addressable_shards]
 
 
 def test_a_batch_that_belongs_to_nobody_is_not_copied_at_all():

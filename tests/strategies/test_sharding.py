@@ -68,7 +68,7 @@ def test_a_split_variable_reads_and_assigns_as_a_mirrored_one(num_replicas, shap
 @pytest.mark.parametrize("num_replicas", [2, 3, 8])
 def test_every_replica_stores_its_part(num_replicas):
     v = variable(zero(num_replicas), numbers((3, 5)))
-    np.testing.assert_array_equal(np.concatenate(v.parts), numbers((15,)))
+    np.testing.assert_array_equal(np.concatenate(v._parts), numbers((15,)))
     stored = v._storage.array
     assert {shard.data.shape for shard in stored.addressable_shards} == {
         (1, -(-15 // num_replicas))
@@ -246,7 +246,7 @@ def test_where_the_parts_are_and_how_a_variable_looks():
 def test_parts_exist_in_compiled_replicas_only():
     v = variable(zero(2), numbers((4,)))
     with pytest.raises(ContextError, match="read_part of variable 'w' outside of a compiled"):
-        v.read_part()
+        v._read_part()
 
 
 @pytest.mark.filterwarnings("ignore:There is no TPU")
@@ -254,7 +254,7 @@ def test_parts_exist_in_compiled_replicas_only():
 def test_other_strategies_split_too(make):
     strategy = make(sharding=rx.experimental.Sharding(stage=3))
     w = variable(strategy, numbers((9,)), aggregation=SUM)
-    assert [part.size for part in w.parts] == [2, 2, 2, 2, 1, 0, 0, 0]
+    assert [part.size for part in w._parts] == [2, 2, 2, 2, 1, 0, 0, 0]
     strategy.run(rx.function(lambda: w.assign(w * 2.0 / 8)))
     np.testing.assert_array_equal(w.numpy(), 2 * numbers((9,)))
 

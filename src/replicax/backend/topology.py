@@ -155,7 +155,7 @@ class Topology:
         return json.dumps(found).encode()
 
     @classmethod
-    def of_devices(cls, everywhere: Sequence[Device]) -> Topology:
+    def _of_devices(cls, everywhere: Sequence[Device]) -> Topology:
         """The grid of these devices, of all processes.
 
         Raises:
@@ -221,7 +221,7 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
     """
     del cluster_resolver
     local = devices.local_devices()
-    return Topology.of_devices(jax.devices(local[0].platform))
+    return Topology._of_devices(jax.devices(local[0].platform))
 
 
 def shutdown_tpu_system(cluster_resolver: Any = None) -> None:

@@ -42,7 +42,7 @@ class Pod:
     index: int | None = None
 
     @classmethod
-    def from_json(cls, item: dict[str, Any]) -> Pod:
+    def _from_json(cls, item: dict[str, Any]) -> Pod:
         """A pod as the API describes it."""
         metadata, spec, status = (item.get(part) or {} for part in ("metadata", "spec", "status"))
         index = (metadata.get("annotations") or {}).get(_INDEX_ANNOTATION)
@@ -66,8 +66,8 @@ class KubernetesApi:
             pods; no token is sent if None. The token is read for each request: it changes.
 
     Example:
-        >>> KubernetesApi("http://127.0.0.1:8001", namespace="training").pods_url("app=net")
-        'http://127.0.0.1:8001/api/v1/namespaces/training/pods?labelSelector=app%3Dnet'
+        >>> KubernetesApi("http://127.0.0.1:8001", namespace="training").namespace
+        'training'
     """
 
     url: str = PROXY_URL
@@ -93,8 +93,13 @@ class KubernetesApi:
         shown = f"[{host}]" if ":" in host else host
         return cls(f"https://{shown}:{port}", namespace, account_dir)
 
-    def pods_url(self, label_selector: str) -> str:
-        """The address of the list of pods with these labels."""
+    def _pods_url(self, label_selector: str) -> str:
+        """The address of the list of pods with these labels.
+
+        Example:
+            >>> KubernetesApi("http://127.0.0.1:8001", namespace="training")._pods_url("app=net")
+            'http://127.0.0.1:8001/api/v1/namespaces/training/pods?labelSelector=app%3Dnet'
+        """
         query = urllib.parse.urlencode({"labelSelector": label_selector})
         where = (
             f"namespaces/{urllib.parse.quote(self.namespace, safe='')}/" if self.namespace else ""
@@ -111,7 +116,7 @@ class KubernetesApi:
         if self.account_dir is not None:
             token = _read(self.account_dir, "token")
             ca_file = str(pathlib.Path(self.account_dir) / "ca.crt")
-        url = self.pods_url(label_selector)
+        url = self._pods_url(label_selector)
         try:
             answer = json_api.fetch_json(url, token=token, ca_file=ca_file)
         except json_api.PlatformApiError as error:
@@ -122,7 +127,7 @@ class KubernetesApi:
                 f"{error} Give the service account of the pod a role that may list pods{where}.",
                 error.status,
             ) from None
-        return [Pod.from_json(item) for item in answer.get("items") or []]
+        return [Pod._from_json(item) for item in answer.get("items") or []]
 
 
 def _read(account_dir: str, name: str) -> str:

@@ -86,7 +86,7 @@ class EagerSession:
     ) -> Any:
         """Called by a replica: all meet, ``fn(*args)`` runs once in cross-replica context.
 
-        For `own` and `alone`, see `ReplicaContext.together`.
+        For `own` and `alone`, see `ReplicaContext._together`.
         """
         # Listed here: the next replica may give captured names other values.
         call = _Call(fn, None if own is None else captured_by(own), args, kwargs)
@@ -271,7 +271,7 @@ def _without_gradient(leaf: Any) -> Any:
 
 
 def _reduced(session: EagerSession, op: ReduceOp, leaf: Any) -> Mirrored:
-    if isinstance(leaf, PerReplica) and leaf.is_uneven:
+    if isinstance(leaf, PerReplica) and leaf._is_uneven:
         raise ReductionError(
             f"all_reduce needs the same shape on every replica; got {list(leaf.shapes)}."
         )

@@ -75,17 +75,17 @@ class ReplicaContext:
         self._ended = False
 
     @classmethod
-    def of(cls, strategy: Any, peers: Peers, replica_id: int | None = None) -> ReplicaContext:
+    def _of(cls, strategy: Any, peers: Peers, replica_id: int | None = None) -> ReplicaContext:
         """The context of a running replica, whose id is given where it is a thread's own."""
         context = cls(strategy, replica_id)
         context._peers = peers
         return context
 
-    def is_of_same_run(self, other: ReplicaContext) -> bool:
+    def _is_of_same_run(self, other: ReplicaContext) -> bool:
         """Whether both are contexts of one run, perhaps of different replicas."""
         return self._strategy is other._strategy and self._ended == other._ended
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Makes every later use an error: the run is over."""
         self._ended = True
 
@@ -149,7 +149,7 @@ class ReplicaContext:
         """
         return self._active("merge_call").merge(merge_fn, tuple(args), dict(kwargs or {}))
 
-    def together(
+    def _together(
         self,
         label: str,
         fn: Callable[..., Any],

@@ -147,9 +147,9 @@ def _is_equal(one: Captured, two: Captured) -> bool:
     if isinstance(first, (bool, int, float, complex, *placement.Arrays)):
         return False
     if isinstance(first, ComponentView):
-        return first.container is not None and first.container is second.container
+        return first._owner is not None and first._owner is second._owner
     if isinstance(first, ReplicaContext):  # which does not tell its id where it is not in force
-        return first.is_of_same_run(second)
+        return first._is_of_same_run(second)
     try:  # what can be hashed does not change
         return hash(first) == hash(second) and bool(first == second)
     except Exception:

@@ -120,7 +120,7 @@ def entered(entry: Entry) -> Iterator[None]:
 
 def push(entry: Entry) -> None:
     """Puts `entry` on top of this thread's stack until `pop`."""
-    is_kept = entry.strategy.extended.serial in _kept_of or current_frame() is not None
+    is_kept = entry.strategy.extended._serial in _kept_of or current_frame() is not None
     place = _place(_place_of(entry) if is_kept else None)
     place.__enter__()
     _stack.places.append(place)
@@ -133,7 +133,7 @@ def _leave() -> None:
 
 
 def _place_of(entry: Entry | None) -> tuple[Any, ...]:
-    return ("outside",) if entry is None else (entry.mode, entry.strategy.extended.serial)
+    return ("outside",) if entry is None else (entry.mode, entry.strategy.extended._serial)
 
 
 def keep_place() -> None:
@@ -145,7 +145,7 @@ def keep_place() -> None:
         return
     entry = top()
     if entry is not None and _stack.places:
-        _kept_of.add(entry.strategy.extended.serial)
+        _kept_of.add(entry.strategy.extended._serial)
         _stack.places.pop().__exit__(None, None, None)
         place = _place(_place_of(entry))
         place.__enter__()
@@ -224,7 +224,7 @@ def get_replica_context() -> Any:
     keep_place()
     entry = top()
     if entry is None:
-        return default_strategy().extended.default_replica_context
+        return default_strategy().extended._default_replica_context
     return entry.replica_context
 
 

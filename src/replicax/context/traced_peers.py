@@ -129,9 +129,9 @@ class TracedPeers:
 
     def _unwrap(self, leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
-            return leaf.select(self._variant.example_id)
+            return leaf._select(self._variant.example_id)
         if isinstance(leaf, TracedMirrored):
-            return self._mirrored.remember(leaf.array())
+            return self._mirrored.remember(leaf._replicated())
         if isinstance(leaf, Tracer):
             return self._shared.remember(leaf)
         return leaf

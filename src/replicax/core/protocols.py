@@ -22,7 +22,7 @@ class StrategyLike(Protocol):
 
 
 DIFFERENT: Any = type("Different", (), {"__repr__": lambda self: "DIFFERENT"})()
-"""What `CompiledCallable.repeat` returns for a call that is not the last one again."""
+"""What `CompiledCallable._repeat` returns for a call that is not the last one again."""
 
 
 class CompiledCallable:
@@ -31,20 +31,20 @@ class CompiledCallable:
     No abc.ABC: `isinstance` of one is part of every step, and slow.
 
     Attributes:
-        repeat: From strategy and arguments to the result of ``run``, if that is the last
+        _repeat: From strategy and arguments to the result of ``run``, if that is the last
             call again, else to `DIFFERENT`.
         python_function: What it compiles.
     """
 
-    repeat: Callable[[Any, Sequence[Any], Mapping[str, Any] | None], Any]
+    _repeat: Callable[[Any, Sequence[Any], Mapping[str, Any] | None], Any]
     python_function: Callable[..., Any]
 
     @abc.abstractmethod
-    def with_function(self, python_function: Callable[..., Any]) -> CompiledCallable:
+    def _with_function(self, python_function: Callable[..., Any]) -> CompiledCallable:
         """The same of another function."""
 
     @abc.abstractmethod
-    def run_replicated(
+    def _run_replicated(
         self, strategy: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any
     ) -> Any:
         """Runs the function on every replica of `strategy`, as one program."""

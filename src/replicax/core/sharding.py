@@ -67,12 +67,12 @@ class Sharding:
                 "such as experimental.partitioners.MinSizePartitioner(1024, max_shards=8)."
             )
 
-    def describe(self) -> str:
+    def _describe(self) -> str:
         """What is split, in words."""
         held = ("slots", "gradients", "parameters")[: self.stage]
         return held[0] if len(held) == 1 else f"{', '.join(held[:-1])} and {held[-1]}"
 
-    def splits(self, shape: tuple[int, ...], dtype: Any, num_replicas: int) -> bool:
+    def _splits(self, shape: tuple[int, ...], dtype: Any, num_replicas: int) -> bool:
         """Whether a parameter of this type is one of those to split.
 
         Raises:

@@ -94,7 +94,7 @@ class _Walk:
             make = functools.partial(type(value), **keywords)
             return self._made(value, make, self.visit(value.func, path), *args)
         if isinstance(value, CompiledCallable):
-            return self._made(value, value.with_function, self.visit(value.python_function, path))
+            return self._made(value, value._with_function, self.visit(value.python_function, path))
         if isinstance(value, _Jitted):
             return self._jitted_function(value, path)
         return self._nest(value, path)

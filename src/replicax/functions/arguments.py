@@ -49,7 +49,7 @@ def leaf_key(leaf: Any) -> Hashable:
     """What of `leaf` a compiled program depends on."""
     kind = type(leaf)
     if kind is PerReplica:
-        return leaf.type_key
+        return leaf._program_key
     if isinstance(leaf, jax.Array):
         return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)  # keys have none
     if kind is float or kind is complex:
@@ -86,7 +86,7 @@ def _hashable(leaf: Any) -> Hashable:
 def lower(leaf: Any, name: Callable[[], str]) -> Any:
     """The array that `leaf` enters the program as; `leaf` itself if it is static."""
     if type(leaf) is PerReplica:
-        return leaf.packed(name)
+        return leaf._as_packed(name)
     if isinstance(leaf, jax.Array):
         return placement.uncommitted_argument(leaf, name)
     if isinstance(leaf, (np.ndarray, np.generic)):
@@ -94,7 +94,7 @@ def lower(leaf: Any, name: Callable[[], str]) -> Any:
             return placement.narrowed(leaf, name())
         return leaf
     if isinstance(leaf, Mirrored):
-        return leaf.array(name)
+        return leaf._replicated(name)
     return leaf
 
 

@@ -146,8 +146,8 @@ class CallSite:
         key = (
             structure,
             leaf_keys,
-            None if entry is None else (entry.strategy.extended.serial, entry.mode),
-            None if strategy is None else strategy.extended.serial,
+            None if entry is None else (entry.strategy.extended._serial, entry.mode),
+            None if strategy is None else strategy.extended._serial,
             None if options is None else _options_key(options),
             compat.trace_settings(),
             captured.key,
@@ -161,7 +161,7 @@ class CallSite:
         result = program.run(request.lowered())
         is_plain = options is None and (entry is None or entry.mode is stack.Mode.SCOPE)
         if is_plain and self._owner is not None:
-            scope = None if entry is None else entry.strategy.extended.serial
+            scope = None if entry is None else entry.strategy.extended._serial
             call = Call(captured, leaves, structure, leaf_keys, strategy, scope)
             self._set_repeat(repeat_of(call, program), program)
         return arguments.put_back(result, request.leaves) if program.returns_arguments else result
@@ -232,7 +232,7 @@ class CallSite:
         owner = None if self._owner is None else self._owner()
         if owner is not None:
             self._repeated = program
-            owner.set_repeat(repeat)
+            owner._set_repeat(repeat)
 
     def program_for(
         self,
@@ -276,7 +276,7 @@ class CallSite:
             args, kwargs = nest.unflatten(request.structure, mine[:num_arguments])
             if strategy is None:
                 return counted(*args, **kwargs)
-            result = strategy.extended.run_traced(counted, args, kwargs, request.options)
+            result = strategy.extended._run_traced(counted, args, kwargs, request.options)
             passed: dict[int, Any] = {id(mine[i]): arguments.PassedThrough(i) for i in traced_at}
             for index in range(num_arguments, len(mine)):
                 if isinstance(leaves[index], (np.ndarray, np.generic)):  # never the same object

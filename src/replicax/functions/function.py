@@ -83,7 +83,7 @@ class Function(CompiledCallable, Generic[P, R]):
             None if input_signature is None else signature.parse_signature(input_signature, name)
         )
         self._site = CallSite(donate=donate, owner=weakref.ref(self))
-        self.repeat = not_repeated
+        self._repeat = not_repeated
         self._loop_site = CallSite(donate=donate, lifts=True, max_programs=_MAX_LOOP_PROGRAMS)
         self._runs_as_loop = False
         self._methods: dict[int, Function[..., Any]] = {}
@@ -111,14 +111,14 @@ class Function(CompiledCallable, Generic[P, R]):
         bound = self._methods.get(id(instance))  # equal instances are still different ones
         if bound is None:
             # The bound function must not keep its instance alive, and goes with it.
-            bound = self.with_function(_WeakMethod(self.python_function, instance))
+            bound = self._with_function(_WeakMethod(self.python_function, instance))
             self._methods[id(instance)] = bound
             weakref.finalize(instance, self._methods.pop, id(instance), None).atexit = False
         return bound
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the compiled function."""
-        result = self.repeat(None, args, kwargs)
+        result = self._repeat(None, args, kwargs)
         return self._call_anew(args, kwargs) if result is DIFFERENT else result
 
     def _call_anew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -140,12 +140,12 @@ class Function(CompiledCallable, Generic[P, R]):
             self._runs_as_loop = True
             return self._loop(args, kwargs)
 
-    def run_replicated(
+    def _run_replicated(
         self, strategy: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Any
     ) -> Any:
         """Runs the function on every replica of `strategy`; called by ``Strategy.run``."""
         if SETTINGS.run_eagerly or current_frame() is not None:
-            return strategy.extended.call_for_each_replica_inline(
+            return strategy.extended._call_for_each_replica_inline(
                 self.__call__ if self.input_signature is not None else self.python_function,
                 args,
                 kwargs,
@@ -156,10 +156,10 @@ class Function(CompiledCallable, Generic[P, R]):
         fn = self.python_function
         return self._site.call(fn, args, kwargs, strategy=strategy, options=options)
 
-    def set_repeat(self, repeat: Repeat) -> None:
+    def _set_repeat(self, repeat: Repeat) -> None:
         """Called by the call site, which knows how to repeat the last call."""
         if self.input_signature is None:  # what it checks would not be checked again
-            self.repeat = repeat
+            self._repeat = repeat
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The program for these arguments, lowered by JAX: ``.as_text()``, ``.compile()``."""
@@ -195,7 +195,7 @@ class Function(CompiledCallable, Generic[P, R]):
 
         fn = self.python_function
         label = f"the function {_shared_name(fn)!r}"
-        return entry.replica_context.together(
+        return entry.replica_context._together(
             label, call, (self, args, kwargs), own=fn, alone=lambda: fn(*args, **kwargs)
         )
 
@@ -220,7 +220,7 @@ class Function(CompiledCallable, Generic[P, R]):
         call.__qualname__ = _shared_name(self.python_function)
         return self._site.call(call, (own, args, kwargs), {}, strategy=strategy)
 
-    def with_function(self, python_function: Callable[..., Any]) -> Function[..., Any]:
+    def _with_function(self, python_function: Callable[..., Any]) -> Function[..., Any]:
         """The same of another function."""
         made: Function[..., Any] = Function(python_function, None, self._donate)
         made.input_signature = self.input_signature

@@ -90,8 +90,8 @@ class _Output:
         mesh = self.mesh
         assert mesh is not None
         if self.mirrored:
-            return Mirrored.maker(mesh)
-        return PerReplica.maker(mesh, self.shapes)
+            return Mirrored._maker(mesh)
+        return PerReplica._maker(mesh, self.shapes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,14 +142,14 @@ def trace_function(
 
 def _classify(leaf: Any, outputs: list[Any]) -> _Output | _Object:
     if isinstance(leaf, PerReplica):
-        if not any(isinstance(value, Tracer) for value in leaf.parts()):
+        if not any(isinstance(value, Tracer) for value in leaf._parts()):
             return _Object(leaf)
-        outputs.append(leaf.packed())
+        outputs.append(leaf._as_packed())
         return _Output(len(outputs) - 1, leaf.mesh, leaf.shapes, False)
     if isinstance(leaf, Mirrored):
-        if not isinstance(leaf.array(), Tracer):
+        if not isinstance(leaf._replicated(), Tracer):
             return _Object(leaf)
-        outputs.append(leaf.array())
+        outputs.append(leaf._replicated())
         return _Output(len(outputs) - 1, leaf.mesh, None, True)
     if isinstance(leaf, (Tracer, np.ndarray, np.generic)):
         outputs.append(jnp.asarray(leaf))

@@ -45,7 +45,7 @@ class Call:
         structure: Of the arguments, by `arguments.flatten`.
         keys: For each leaf its `arguments.leaf_key`.
         strategy: The strategy whose replicas it ran on, or None.
-        scope: The ``extended.serial`` of the strategy in whose scope it was made, or None.
+        scope: The ``extended._serial`` of the strategy in whose scope it was made, or None.
     """
 
     captured: Captured
@@ -115,7 +115,7 @@ def repeat_of(call: Call, program: Program) -> Repeat:
         entries = contexts.entries
         if entries:
             entry = entries[-1]
-            if entry.mode is not in_scope or entry.strategy.extended.serial != scope:
+            if entry.mode is not in_scope or entry.strategy.extended._serial != scope:
                 return DIFFERENT
         elif scope is not None or process.chosen is not None:
             return DIFFERENT
@@ -135,7 +135,7 @@ def repeat_of(call: Call, program: Program) -> Repeat:
                 if kind is not kinds[index]:
                     return DIFFERENT
                 if kind is PerReplica:
-                    leaf = leaf.packed_if_like(keys[index], names[index])
+                    leaf = leaf._packed_if_like(keys[index], names[index])
                     if leaf is None:
                         return DIFFERENT
                 elif index in static:

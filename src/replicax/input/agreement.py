@@ -28,5 +28,5 @@ def with_shapes(value: Any, shapes_of_workers: Sequence[list[Any]]) -> Any:
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, PerReplica):
             shapes = [tuple(shape) for rows in shapes_of_workers for shape in rows[index]]
-            leaves[index] = leaf.with_shapes(shapes)
+            leaves[index] = leaf._with_shapes(shapes)
     return nest.unflatten(structure, leaves)

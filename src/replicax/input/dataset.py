@@ -64,10 +64,6 @@ class DistributedDataset(HostIterable, Iterable[Any]):
     other. Made by ``Strategy.distribute_dataset`` and
     ``Strategy.distribute_datasets_from_function``.
 
-    Attributes:
-        reading: What this worker reads.
-        topology: The workers and replicas.
-
     Example:
         >>> import numpy as np
         >>> import replicax as rx
@@ -83,8 +79,8 @@ class DistributedDataset(HostIterable, Iterable[Any]):
         self, reading: Reading, mesh: ReplicaMesh, topology: InputTopology, options: InputOptions
     ) -> None:
         """Prepares to hand out what `reading` reads to the replicas on `mesh`."""
-        self.reading = reading
-        self.topology = topology
+        self._reading = reading
+        self._topology = topology
         self._buffer_size = options.experimental_per_replica_buffer_size
         self._place = Placer(
             mesh,
@@ -108,13 +104,13 @@ class DistributedDataset(HostIterable, Iterable[Any]):
     @property
     def num_replicas(self) -> int:
         """How many replicas each value is for, on all workers."""
-        return self.topology.num_replicas
+        return self._topology.num_replicas
 
     # -- iterating ---------------------------------------------------------------------------
 
     def __iter__(self) -> DistributedIterator:
         require_host_code("a DistributedDataset", self.num_replicas)
-        return DistributedIterator(self, self.new_epoch())
+        return DistributedIterator(self, self._new_epoch())
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """``state = reduce_func(state, value)`` over the values of one pass.
@@ -132,13 +128,13 @@ class DistributedDataset(HostIterable, Iterable[Any]):
             state = reduce_func(state, value)
         return state
 
-    def new_epoch(self) -> int:
+    def _new_epoch(self) -> int:
         """The number of a pass that begins; for the library."""
         with self._lock:
             epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
             return epoch
 
-    def continue_after(self, epoch: int) -> None:
+    def _continue_after(self, epoch: int) -> None:
         """Gives the next pass the number after `epoch`; for the library."""
         with self._lock:
             self._next_epoch = epoch + 1
@@ -148,7 +144,7 @@ class DistributedDataset(HostIterable, Iterable[Any]):
         if unwanted is not None:
             unwanted.close()
 
-    def open(self, epoch: int, start: int) -> Preparing:
+    def _open(self, epoch: int, start: int) -> Preparing:
         """Begins to read a pass; for the library."""
         items = self._watched(self._steps(epoch, start))
         return prepared(items, self._place, buffer_size=self._buffer_size)
@@ -157,14 +153,14 @@ class DistributedDataset(HostIterable, Iterable[Any]):
         with self._lock:
             peeked = self._peeked
             if peeked is None or peeked.epoch != epoch:
-                return self.reading.open(epoch=epoch, start=start)
+                return self._reading.open(epoch=epoch, start=start)
             self._peeked = None
         return peeked.steps_from(0) if start == 0 else self._steps_later(peeked, start)
 
     def _steps_later(self, peeked: _Peeked, start: int) -> Iterator[HostStep]:
         """A later part of the pass that was looked into, opened there if it can be opened twice."""
         try:
-            yield from self.reading.open(epoch=peeked.epoch, start=start)
+            yield from self._reading.open(epoch=peeked.epoch, start=start)
         except OneShotError:
             yield from peeked.steps_from(start)
         finally:
@@ -178,24 +174,24 @@ class DistributedDataset(HostIterable, Iterable[Any]):
                     self._step_type = StepType.of(step)
                 yield step
 
-    def knows_type(self) -> bool:
+    def _knows_type(self) -> bool:
         """Whether it is known what a step looks like; for the library."""
         return self._step_type is not None
 
-    def can_be_empty(self) -> bool:
+    def _can_be_empty(self) -> bool:
         """Whether a step without examples is possible; for the library."""
         return self._step_type is None or self._step_type.can_be_empty
 
-    def empty_value(self) -> Any:
+    def _empty_value(self) -> Any:
         """What a worker hands out that has no data left while others have; for the library."""
         if self._step_type is None:
             raise BatchError(
-                f"{self.reading.description} has no data at all on worker "
-                f"{self.topology.worker_id}, while other workers have, and does not say what its "
+                f"{self._reading.description} has no data at all on worker "
+                f"{self._topology.worker_id}, while other workers have, and does not say what its "
                 "batches look like. Give every worker some data, or use a pipeline with an "
                 "element_spec."
             )
-        return self._place(self.reading.empty_step(self._step_type))
+        return self._place(self._reading.empty_step(self._step_type))
 
     # -- what is known -----------------------------------------------------------------------
 
@@ -215,15 +211,15 @@ class DistributedDataset(HostIterable, Iterable[Any]):
             spec = self._known_spec()
         if spec is None:
             raise BatchError(
-                f"{self.reading.description} is empty, so nothing tells the shapes and types of "
+                f"{self._reading.description} is empty, so nothing tells the shapes and types of "
                 "its batches."
             )
         return spec
 
     def _known_spec(self) -> Any | None:
-        spec = self.reading.element_spec
+        spec = self._reading.element_spec
         if spec is None and self._step_type is not None:
-            return self.reading.spec_of(self._step_type)
+            return self._reading.spec_of(self._step_type)
         return spec
 
     def _peek(self) -> None:
@@ -231,25 +227,25 @@ class DistributedDataset(HostIterable, Iterable[Any]):
             if self._peeked is not None:
                 return
             epoch = self._next_epoch
-            self._peeked = _Peeked(epoch, self.reading.open(epoch=epoch, start=0))
+            self._peeked = _Peeked(epoch, self._reading.open(epoch=epoch, start=0))
             if self._peeked.first:
                 self._step_type = StepType.of(self._peeked.first[0])
 
     @property
     def cardinality(self) -> int:
         """Steps in one pass; -1 if it never ends, -2 if that is not known without reading."""
-        return self.reading.cardinality
+        return self._reading.cardinality
 
     def __len__(self) -> int:
-        count = self.reading.cardinality
+        count = self._reading.cardinality
         if count == INFINITE:
             raise TypeError(
-                f"this dataset has no len(): {self.reading.description} never ends. Take as many "
+                f"this dataset has no len(): {self._reading.description} never ends. Take as many "
                 "steps as you want from iter(dataset)."
             )
         if count == UNKNOWN:
             raise TypeError(
-                f"this dataset has no len(): how many steps {self.reading.description} has is "
+                f"this dataset has no len(): how many steps {self._reading.description} has is "
                 "known only when it has been read. Count them while iterating."
             )
         return count

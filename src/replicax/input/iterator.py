@@ -20,35 +20,35 @@ STATE_VERSION = 1
 class Passes(Protocol):
     """What an iterator needs of its dataset."""
 
-    reading: Reading
-    topology: InputTopology
+    _reading: Reading
+    _topology: InputTopology
 
     @property
     def element_spec(self) -> Any:
         """The specs of the values."""
         ...
 
-    def new_epoch(self) -> int:
+    def _new_epoch(self) -> int:
         """The number of a pass that begins."""
         ...
 
-    def continue_after(self, epoch: int) -> None:
+    def _continue_after(self, epoch: int) -> None:
         """Gives the next pass the number after `epoch`."""
         ...
 
-    def open(self, epoch: int, start: int) -> Preparing:
+    def _open(self, epoch: int, start: int) -> Preparing:
         """Begins to read a pass."""
         ...
 
-    def can_be_empty(self) -> bool:
+    def _can_be_empty(self) -> bool:
         """Whether a step without examples is possible."""
         ...
 
-    def knows_type(self) -> bool:
+    def _knows_type(self) -> bool:
         """Whether it is known what a step looks like."""
         ...
 
-    def empty_value(self) -> Any:
+    def _empty_value(self) -> Any:
         """A step without examples."""
         ...
 
@@ -97,11 +97,11 @@ class DistributedIterator(HostIterable, Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        require_host_code("a DistributedIterator", self._dataset.topology.num_replicas)
+        require_host_code("a DistributedIterator", self._dataset._topology.num_replicas)
         if self._has_ended:
             raise StopIteration
         values = self._next_if_any()
-        if self._dataset.topology.exchange is not None and not self._dataset.reading.is_shared:
+        if self._dataset._topology.exchange is not None and not self._dataset._reading.is_shared:
             values = self._agreed(values)
         if not values:
             self.close()
@@ -113,7 +113,7 @@ class DistributedIterator(HostIterable, Iterator[Any]):
         """The next value in a list, which is empty at the end."""
         try:
             if self._preparing is None:
-                self._preparing = self._dataset.open(self._epoch, self._position)
+                self._preparing = self._dataset._open(self._epoch, self._position)
             return [next(self._preparing)]
         except StopIteration:
             return []
@@ -127,19 +127,19 @@ class DistributedIterator(HostIterable, Iterator[Any]):
 
         A worker that has none left goes on with empty ones while others have some.
         """
-        exchange = self._dataset.topology.exchange
+        exchange = self._dataset._topology.exchange
         assert exchange is not None
-        can_be_empty = self._dataset.can_be_empty()
+        can_be_empty = self._dataset._can_be_empty()
         has_data = [can_be_empty, bool(values)]
-        if not values and can_be_empty and self._dataset.knows_type():
-            values = [self._dataset.empty_value()]
+        if not values and can_be_empty and self._dataset._knows_type():
+            values = [self._dataset._empty_value()]
         known = [agreement.shapes_here(value) for value in values]
         rows = exchange("the next step of a dataset", [has_data, known])
         data = [has for (_, has), _ in rows]
         if not (any(data) if all(can for (can, _), _ in rows) else all(data)):
             return []
         if not values:
-            values = [self._dataset.empty_value()]  # raises: nothing tells what it looks like
+            values = [self._dataset._empty_value()]  # raises: nothing tells what it looks like
         return [agreement.with_shapes(values[0], [known[0] for _, known in rows])]
 
     def _drop_pass(self) -> None:
@@ -180,7 +180,7 @@ class DistributedIterator(HostIterable, Iterator[Any]):
     def initialize(self) -> None:
         """Starts over, with a new pass; what ``tf.compat.v1`` iterators are told first."""
         self._drop_pass()
-        self._epoch = self._dataset.new_epoch()
+        self._epoch = self._dataset._new_epoch()
         self._position = 0
         self._has_ended = False
 
@@ -195,7 +195,7 @@ class DistributedIterator(HostIterable, Iterator[Any]):
             "version": STATE_VERSION,
             "epoch": self._epoch,
             "position": self._position,
-            **self._dataset.reading.state(),
+            **self._dataset._reading.state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -211,11 +211,11 @@ class DistributedIterator(HostIterable, Iterator[Any]):
             InputStateError: If it is no such state, or its position means nothing here.
         """
         epoch, position = _parsed(state)
-        self._dataset.reading.adopt(state)
+        self._dataset._reading.adopt(state)
         self._drop_pass()
         self._epoch, self._position = epoch, position
         self._has_ended = False
-        self._dataset.continue_after(epoch)
+        self._dataset._continue_after(epoch)
 
 
 def _parsed(state: Any) -> tuple[int, int]:

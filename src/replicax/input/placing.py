@@ -93,7 +93,7 @@ class _Layout:
         self.is_even = all(shape == share.shapes[0] for shape in share.shapes)
         self.largest = share.shapes[0] if self.is_even else _largest(share.shapes)
         self._mesh = mesh
-        self._make = None if mesh.num_replicas == 1 else PerReplica.maker(mesh, share.shapes)
+        self._make = None if mesh.num_replicas == 1 else PerReplica._maker(mesh, share.shapes)
         self._first_replica = share.local.start
         self._place: Callable[[Sequence[np.ndarray]], jax.Array] | None = None
         self._parts: list[Any] = []  # of the rows, one for each local device

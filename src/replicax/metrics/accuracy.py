@@ -41,7 +41,7 @@ class BinaryAccuracy(Average):
             sample_weight: One weight for all, for each example or for each value.
         """
         truth, predictions = paired(y_true, y_pred, self.name)
-        self.accumulate((predictions > self._threshold) == (truth > 0), sample_weight)
+        self._accumulate((predictions > self._threshold) == (truth > 0), sample_weight)
 
 
 class CategoricalAccuracy(Average):
@@ -67,7 +67,7 @@ class CategoricalAccuracy(Average):
             sample_weight: One weight for all, or for each example.
         """
         labels, scores = _from_one_hot(y_true, y_pred, self.name)
-        self.accumulate(labels == jnp.argmax(scores, axis=-1), sample_weight)
+        self._accumulate(labels == jnp.argmax(scores, axis=-1), sample_weight)
 
 
 class SparseCategoricalAccuracy(Average):
@@ -93,7 +93,7 @@ class SparseCategoricalAccuracy(Average):
             sample_weight: One weight for all, or for each example.
         """
         labels, scores = _with_classes(y_true, y_pred, self.name)
-        self.accumulate(labels == jnp.argmax(scores, axis=-1), sample_weight)
+        self._accumulate(labels == jnp.argmax(scores, axis=-1), sample_weight)
 
 
 class _TopK(Average):
@@ -107,7 +107,7 @@ class _TopK(Average):
         self._k = k
 
     def _add(self, labels: jax.Array, scores: jax.Array, sample_weight: Any) -> None:
-        self.accumulate(_is_in_top(labels, scores, self._k), sample_weight)
+        self._accumulate(_is_in_top(labels, scores, self._k), sample_weight)
 
 
 class TopKCategoricalAccuracy(_TopK):

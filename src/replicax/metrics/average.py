@@ -20,7 +20,7 @@ class Average(Metric):
         self.total = self.add_state("total")
         self.count = self.add_state("count")
 
-    def accumulate(self, values: Any, sample_weight: Any) -> None:
+    def _accumulate(self, values: Any, sample_weight: Any) -> None:
         """Adds values with their weights."""
         values = jnp.asarray(values).astype(self.state_dtype)
         weights = weights_of(values, sample_weight, self.name, self.state_dtype)

@@ -17,7 +17,7 @@ from replicax.metrics.thresholds import checked_thresholds, flat_examples
 class HitRatio(Metric):
     """True positives divided by themselves and the mistakes that a subclass counts."""
 
-    mistakes_name: str
+    _mistakes_name: str
 
     def __init__(
         self,
@@ -30,10 +30,10 @@ class HitRatio(Metric):
         self._thresholds = checked_thresholds(thresholds, self.name)
         self._is_one = thresholds is None or np.ndim(thresholds) == 0
         self.true_positives = self.add_state("true_positives", self._thresholds.shape)
-        self._mistakes = self.add_state(self.mistakes_name, self._thresholds.shape)
+        self._mistakes = self.add_state(self._mistakes_name, self._thresholds.shape)
 
     @abc.abstractmethod
-    def is_mistake(self, predicted: jax.Array, truth: jax.Array) -> jax.Array:
+    def _is_mistake(self, predicted: jax.Array, truth: jax.Array) -> jax.Array:
         """Which predictions count against the hits."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
@@ -48,7 +48,7 @@ class HitRatio(Metric):
             y_true, y_pred, sample_weight, metric=self.name, dtype=self.state_dtype
         )
         predicted = scores > jnp.asarray(self._thresholds, self.state_dtype)[:, None]
-        mistakes = self.is_mistake(predicted, truth)
+        mistakes = self._is_mistake(predicted, truth)
         self.true_positives.assign_add(jnp.sum(jnp.where(predicted & truth, weights, 0), axis=1))
         self._mistakes.assign_add(jnp.sum(jnp.where(mistakes, weights, 0), axis=1))
 

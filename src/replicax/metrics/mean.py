@@ -31,4 +31,4 @@ class Mean(Average):
             values: An array or a number.
             sample_weight: One weight for all, for each example or for each value.
         """
-        self.accumulate(values, sample_weight)
+        self._accumulate(values, sample_weight)

@@ -34,4 +34,4 @@ class MeanSquaredError(Average):
         """
         truth, predictions = paired(y_true, y_pred, self.name)
         difference = predictions.astype(self.state_dtype) - truth.astype(self.state_dtype)
-        self.accumulate(jnp.square(difference), sample_weight)
+        self._accumulate(jnp.square(difference), sample_weight)

@@ -24,13 +24,13 @@ class Precision(HitRatio):
         0.6667
     """
 
-    mistakes_name = "false_positives"
+    _mistakes_name = "false_positives"
 
     @property
     def false_positives(self) -> Variable:
         """The state that counts them."""
         return self._mistakes
 
-    def is_mistake(self, predicted: jax.Array, truth: jax.Array) -> jax.Array:
+    def _is_mistake(self, predicted: jax.Array, truth: jax.Array) -> jax.Array:
         """Predicted, but not true."""
         return predicted & ~truth

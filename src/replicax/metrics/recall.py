@@ -24,13 +24,13 @@ class Recall(HitRatio):
         0.6667
     """
 
-    mistakes_name = "false_negatives"
+    _mistakes_name = "false_negatives"
 
     @property
     def false_negatives(self) -> Variable:
         """The state that counts them."""
         return self._mistakes
 
-    def is_mistake(self, predicted: jax.Array, truth: jax.Array) -> jax.Array:
+    def _is_mistake(self, predicted: jax.Array, truth: jax.Array) -> jax.Array:
         """True, but not predicted."""
         return ~predicted & truth

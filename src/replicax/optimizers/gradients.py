@@ -151,7 +151,8 @@ def reduced(
     if waiting:
         extended = strategy.extended
         pairs = [
-            (gradients[index], extended.gradient_destination(variables[index])) for index in waiting
+            (gradients[index], extended._gradient_destination(variables[index]))
+            for index in waiting
         ]
         for index, total in zip(waiting, extended.batch_reduce_to(op, pairs), strict=True):
             results[index] = _unwrapped(total)
@@ -167,10 +168,10 @@ def _unwrapped(total: Any) -> Any:
 def _equal_everywhere(gradient: Any, variable: Variable) -> Any:
     """The one value of a gradient that was computed from reduced ones on every replica."""
     if isinstance(gradient, TracedPerReplica):
-        return gradient.local  # whether it varies is decided when the trace is complete
+        return gradient._local  # whether it varies is decided when the trace is complete
     if not isinstance(gradient, PerReplica):
         return jnp.asarray(gradient)
-    if not isinstance(gradient.parts()[0], Tracer):
+    if not isinstance(gradient._parts()[0], Tracer):
         first, *others = (np.asarray(part).tobytes() for part in gradient.values)
         if all(other == first for other in others):
             return gradient.values[0]

@@ -193,7 +193,7 @@ class Optimizer:
             with self._in_force():
                 self._create_state(variables)
         else:
-            context.together("Optimizer.build", lambda: self._create_state(variables), ())
+            context._together("Optimizer.build", lambda: self._create_state(variables), ())
 
     def _create_state(self, tree: Any) -> None:
         trained = tree

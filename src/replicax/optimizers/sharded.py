@@ -91,19 +91,19 @@ def update_on_parts(
 def _layouts(state: OptimizerState, gradients: Sequence[Any]) -> dict[int, ShardLayout]:
     """How the parameters are split that are updated in parts, by their ``id``."""
     found = {
-        id(variable): gradient.layout
+        id(variable): gradient._layout
         for gradient, variable in zip(gradients, state.trained, strict=True)
         if isinstance(gradient, TracedSplit)
     }
     for leaf in state.leaves:
         if isinstance(leaf, StateLeaf) and isinstance(leaf.variable, ShardedVariable):
-            found[id(leaf.primary)] = leaf.variable.layout
+            found[id(leaf.primary)] = leaf.variable._layout
     return found
 
 
 def _gradient(gradient: Any, variable: Variable, layout: ShardLayout | None) -> Any:
     if isinstance(gradient, TracedSplit):
-        return Split(gradient.part, gradient.layout, gradient.array)
+        return Split(gradient._part, gradient._layout, gradient._replicated)
     whole = uniform(jnp.asarray(gradient), f"the gradient of variable {variable.name!r}")
     return whole if layout is None else Split(layout.own_part(whole), layout, lambda: whole)
 
@@ -111,7 +111,7 @@ def _gradient(gradient: Any, variable: Variable, layout: ShardLayout | None) -> 
 def _held(variable: Variable, layout: ShardLayout | None) -> Any:
     """The value of a variable, as a part where there is one."""
     if isinstance(variable, ShardedVariable):
-        return Split(variable.read_part(), variable.layout, variable.read_value)
+        return Split(variable._read_part(), variable._layout, variable.read_value)
     whole = variable.read_value()
     return whole if layout is None else Split(layout.own_part(whole), layout, lambda: whole)
 
@@ -131,13 +131,13 @@ def _write(
     kept_whole = []
     for variable, value in pairs:
         if isinstance(variable, ShardedVariable):
-            part = part_of(value, variable.layout)
+            part = part_of(value, variable._layout)
             check_dtype(part.dtype, variable, "the update")
-            variable.assign_part(part.astype(variable.dtype))
+            variable._assign_part(part.astype(variable.dtype))
         else:
             kept_whole.append((variable, value))
     extended = strategy.extended
-    wholes = gather_together([value for _, value in kept_whole], extended.reduction)
+    wholes = gather_together([value for _, value in kept_whole], extended._reduction)
     others = list(also)
     for (variable, _), value in zip(kept_whole, wholes, strict=True):
         if id(variable) in non_slot:

@@ -105,12 +105,12 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
             column = ["logical devices", *names]
             rows = [(*row, cell) for row, cell in zip(rows, column, strict=True)]
         if mesh.spans_workers:
-            column = ["worker", *(self._extended.worker_name(d) for d in mesh.devices)]
+            column = ["worker", *(self._extended._worker_name(d) for d in mesh.devices)]
             rows = [(*row, cell) for row, cell in zip(rows, column, strict=True)]
         title = f"{type(self).__name__}, {count} replica{'s' if count > 1 else ''}"
         title += f" of {spans} logical devices" if spans > 1 else ""
         if self._extended.sharding is not None:
-            title += f", {self._extended.sharding.describe()} split over them"
+            title += f", {self._extended.sharding._describe()} split over them"
         pieces = [_piece_row(v) for v in live_variables(self) if is_partitioned(v)]
         head = ("partitioned variable", "shape", "pieces", "on each device")
         return "\n".join([title, *_table(rows), *(_table([head, *pieces]) if pieces else ())])
@@ -191,7 +191,7 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
         """
         repeatable: Any = fn
         if options is None and isinstance(repeatable, self._repeatable):
-            result = repeatable.repeat(self, args, kwargs)
+            result = repeatable._repeat(self, args, kwargs)
             if result is not DIFFERENT:
                 return result
         stack.require_outside_run(self, "Strategy.run")

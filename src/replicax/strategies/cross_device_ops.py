@@ -23,7 +23,7 @@ class CrossDeviceOps:
         <MirroredStrategy: 2 replicas on CPU:0, CPU:1>
     """
 
-    def reduction(self, mesh: ReplicaMesh) -> Reduction:
+    def _reduction(self, mesh: ReplicaMesh) -> Reduction:
         """What the programs of a strategy on `mesh` do."""
         del mesh
         return Reduction()
@@ -54,7 +54,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         self._device = reduce_to_device
         self._accumulate = accumulation_fn
 
-    def reduction(self, mesh: ReplicaMesh) -> Reduction:
+    def _reduction(self, mesh: ReplicaMesh) -> Reduction:
         """Gather, add on the replica of that device, send back."""
         if self._device is None:
             return Reduction(on_replica=0, accumulate=self._accumulate)
@@ -81,7 +81,7 @@ class _PackedAllReduce(CrossDeviceOps):
             raise ValueError(f"num_packs is {num_packs}; expected 0 or more.")
         self._num_packs = num_packs
 
-    def reduction(self, mesh: ReplicaMesh) -> Reduction:
+    def _reduction(self, mesh: ReplicaMesh) -> Reduction:
         """The default all-reduce, with this number of packs."""
         name = type(self).__name__
         notices.notify_once(

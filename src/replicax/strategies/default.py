@@ -34,9 +34,9 @@ class DefaultExtended(StrategyExtended):
         return 1
 
     @functools.cached_property
-    def default_replica_context(self) -> ReplicaContext:
+    def _default_replica_context(self) -> ReplicaContext:
         """The replica context in force where no strategy is."""
-        return ReplicaContext.of(self._container_strategy, SoloPeers(self._container_strategy))
+        return ReplicaContext._of(self._container_strategy, SoloPeers(self._container_strategy))
 
     def _solo_peers(self) -> SoloPeers:
         return SoloPeers(self._container_strategy)

@@ -171,10 +171,10 @@ class StrategyExtended(Replication, ExtendedInput):
         """How a value is split that goes to `destinations`; None if it goes there whole."""
         if isinstance(destinations, ShardedVariable):
             self._require_own(destinations, "the destination of a reduction")
-            return destinations.layout
+            return destinations._layout
         return destinations if isinstance(destinations, ShardLayout) else None
 
-    def gradient_destination(self, variable: Variable) -> Any:
+    def _gradient_destination(self, variable: Variable) -> Any:
         """Where to reduce the gradients of `variable` to, for an update in parts if there is one.
 
         The variable itself; with ``Sharding(stage=2)`` the way its gradients are split, although
@@ -182,11 +182,11 @@ class StrategyExtended(Replication, ExtendedInput):
         """
         if self.sharding is None or self.sharding.stage == 1:
             return variable
-        return self.split_layout(variable) or variable
+        return self._split_layout(variable) or variable
 
     def _hinted(self, options: Any, experimental_hints: Any) -> Reduction:
         hints = experimental_hints if options is None else options
-        return self.reduction.with_bytes_per_pack(bytes_per_pack_of(hints))
+        return self._reduction.with_bytes_per_pack(bytes_per_pack_of(hints))
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """`tensor` on all devices of `destinations`: mirrored on several, bare on one."""
@@ -231,7 +231,7 @@ class StrategyExtended(Replication, ExtendedInput):
         """The devices that `destinations` names or lives on; None for an undistributed value."""
         if isinstance(destinations, DistributedVariable):
             self._require_own(destinations, "the destination of a reduction or broadcast")
-            return tuple(map(devices.device_name, destinations.devices_in_order))
+            return tuple(map(devices.device_name, destinations._devices_in_order))
         if isinstance(destinations, (DistributedValues, ShardLayout)):
             return self.worker_devices
         if isinstance(destinations, (tuple, list)):
@@ -269,7 +269,7 @@ class StrategyExtended(Replication, ExtendedInput):
             stack.require_outside_run(strategy, "extended.update")
         elif entry is not None and entry.mode is stack.Mode.REPLICA and stack.has_strategy():
             call = lambda args, kwargs: self.update(var, fn, args, kwargs, group)  # noqa: E731
-            return entry.replica_context.together("extended.update", call, (args, kwargs))
+            return entry.replica_context._together("extended.update", call, (args, kwargs))
         if not isinstance(var, DistributedVariable):
             return fn(var, *args, **kwargs)
         self._require_own(var, "extended.update")
@@ -281,11 +281,11 @@ class StrategyExtended(Replication, ExtendedInput):
         copies = (var, *var.values)
         if isinstance(var, ShardedVariable) and runs_on_parts(fn):
             copies = (VariablePart(var), *var.values)
-            in_parts = lambda leaf: part_of_argument(leaf, var.layout)  # noqa: E731
+            in_parts = lambda leaf: part_of_argument(leaf, var._layout)  # noqa: E731
             args = tuple(nest.map_leaves(in_parts, args))
             kwargs = dict(nest.map_leaves(in_parts, kwargs))
         return self._in_update_context(
-            update_copy, copies, args, kwargs, var.devices_in_order, group
+            update_copy, copies, args, kwargs, var._devices_in_order, group
         )
 
     def update_non_slot(
@@ -432,8 +432,8 @@ class StrategyExtended(Replication, ExtendedInput):
 
     def value_container(self, value: Any) -> Any:
         """The variable that `value` is a copy of, or `value` itself."""
-        if isinstance(value, ComponentView) and value.container is not None:
-            return value.container
+        if isinstance(value, ComponentView) and value._owner is not None:
+            return value._owner
         return value
 
     def variable_created_in_scope(self, v: Any) -> bool:

@@ -42,11 +42,11 @@ class ExtendedInput:
     mesh: Any
 
     @property
-    def input_topology(self) -> InputTopology:
+    def _input_topology(self) -> InputTopology:
         """The workers that read input, and the replicas each of them feeds."""
         return InputTopology(replicas_per_worker=self.mesh.num_replicas)
 
-    def distribute_dataset(
+    def _distribute_dataset(
         self,
         dataset: Any,
         options: InputOptions,
@@ -60,16 +60,16 @@ class ExtendedInput:
                 "InputReplicationMode.PER_REPLICA needs a dataset for each replica; "
                 "distribute_dataset has one for all. Use distribute_datasets_from_function."
             )
-        topology = self.input_topology
+        topology = self._input_topology
         source = _source_of(dataset, batch_size=batch_size)
         plan = plan_shards(auto_shard_policy, source, topology)
         return DistributedDataset(GlobalBatches(plan, topology), self.mesh, topology, options)
 
-    def distribute_datasets_from_function(
+    def _distribute_datasets_from_function(
         self, dataset_fn: DatasetFn, options: InputOptions
     ) -> DistributedDataset:
         """Datasets of per-replica batches, made by ``dataset_fn``."""
-        topology = self.input_topology
+        topology = self._input_topology
         per_replica = options.experimental_replication_mode is _PER_REPLICA
         devices = None
         if options.experimental_place_dataset_on_device:
@@ -151,7 +151,7 @@ class InputVerbs:
             (Array([4], dtype=int32), Array([], shape=(0,), dtype=int32))
         """
         stack.require_outside_run(self, "Strategy.distribute_dataset")
-        return self.extended.distribute_dataset(
+        return self.extended._distribute_dataset(
             dataset,
             _checked(options),
             batch_size=batch_size,
@@ -192,7 +192,7 @@ class InputVerbs:
             (Array([5, 6], dtype=int32), Array([], shape=(0,), dtype=int32))
         """
         stack.require_outside_run(self, "Strategy.distribute_datasets_from_function")
-        return self.extended.distribute_datasets_from_function(dataset_fn, _checked(options))
+        return self.extended._distribute_datasets_from_function(dataset_fn, _checked(options))
 
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: DatasetFn, options: InputOptions | None = None

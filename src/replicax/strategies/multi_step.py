@@ -131,7 +131,7 @@ class MultiStepContext:
             stack.get_replica_context().merge_call(keep_all, args=(output,))
             return
         for leaf in nest.flatten(output)[0]:
-            parts = leaf.parts() if isinstance(leaf, PerReplica) else (_array_of(leaf),)
+            parts = leaf._parts() if isinstance(leaf, PerReplica) else (_array_of(leaf),)
             if any(isinstance(part, Tracer) for part in parts):
                 raise TypeError(
                     f"set_non_tensor_output({name!r}) got {leaf!r}, an array of a compiled step. "
@@ -139,7 +139,7 @@ class MultiStepContext:
                 )
         self._non_tensor_outputs[name] = output
 
-    def take(self, outputs: dict[str, Any], objects: dict[str, Any]) -> None:
+    def _take(self, outputs: dict[str, Any], objects: dict[str, Any]) -> None:
         """Makes these the outputs; for the library."""
         self._last_step_outputs = outputs
         self._non_tensor_outputs = objects
@@ -233,7 +233,7 @@ def _run_as_program(
             site = str(error)
             programs.give_up(key, site)
         else:
-            context.take(outputs, held.objects)
+            context._take(outputs, held.objects)
             return True
     reason = site if isinstance(site, str) else uniform
     notices.notify_once(
@@ -269,7 +269,7 @@ def _scan(fn: StepFunction, inputs: Sequence[Any], context: MultiStepContext) ->
     before = _Row(context.last_step_outputs)
 
     def body(carry: list[Any], slices: list[Any]) -> tuple[list[Any], None]:
-        context.take(before.lifted(carry), context.non_tensor_outputs)
+        context._take(before.lifted(carry), context.non_tensor_outputs)
         own = iter(slices)
         leaves = [column.lifted(own) for column in columns]
         fn(context, nest.unflatten(structure, leaves))
@@ -280,7 +280,7 @@ def _scan(fn: StepFunction, inputs: Sequence[Any], context: MultiStepContext) ->
 
     stacked = [column.stacked for column in columns if column.stacked is not None]
     last, _ = lax.scan(body, before.arrays, stacked)
-    context.take(before.lifted(last), context.non_tensor_outputs)
+    context._take(before.lifted(last), context.non_tensor_outputs)
 
 
 class _Column:
@@ -364,8 +364,8 @@ def _is_same(one: Any, other: Any) -> bool:
 def _type_of(leaf: Any) -> Hashable:
     """Equal for leaves that can be stacked; `object` for those that are no arrays."""
     if isinstance(leaf, PerReplica):
-        numeric = all(map(placement.is_array_like, leaf.parts()))
-        return leaf.type_key if numeric else object
+        numeric = all(map(placement.is_array_like, leaf._parts()))
+        return leaf._program_key if numeric else object
     if isinstance(leaf, Mirrored):
         return "mirrored", id(leaf.mesh), leaf.shape, leaf.dtype
     if isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and placement.is_array_like(leaf):
@@ -378,8 +378,8 @@ def _array_of(leaf: Any) -> Any:
     if _type_of(leaf) is object:
         return None
     if isinstance(leaf, PerReplica):
-        return leaf.packed()
-    return leaf.array() if isinstance(leaf, Mirrored) else jnp.asarray(leaf)
+        return leaf._as_packed()
+    return leaf._replicated() if isinstance(leaf, Mirrored) else jnp.asarray(leaf)
 
 
 def _lifted(like: Any, array: Any) -> Any:

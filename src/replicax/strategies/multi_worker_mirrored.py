@@ -35,7 +35,7 @@ class MultiWorkerMirroredExtended(StrategyExtended):
         """Joins the workers that `resolver` knows."""
         super().__init__(container_strategy)
         self.cluster_resolver = resolver
-        self._tasks, self.worker_id = _place_of(resolver)
+        self._tasks, self._worker_id = _place_of(resolver)
         self._workers = self._join(options)
         self._set_mesh()
         self._check_implementation(options.implementation)
@@ -50,7 +50,7 @@ class MultiWorkerMirroredExtended(StrategyExtended):
             return None
         names = [str(task) for task in self._tasks]
         if joined is not None:
-            if (joined.rank, list(joined.names)) != (self.worker_id, names):
+            if (joined.rank, list(joined.names)) != (self._worker_id, names):
                 raise ClusterError(
                     f"this process has joined the cluster of {', '.join(joined.names)} as "
                     f"{joined.names[joined.rank]}, and cannot join another one: "
@@ -62,14 +62,14 @@ class MultiWorkerMirroredExtended(StrategyExtended):
         seconds = arrival.start_seconds()
         arrival.meet(
             addresses,
-            self.worker_id,
+            self._worker_id,
             names=names,
             facts=arrival.own_facts(),
             seconds=seconds,
         )
         return joining.join(
             addresses,
-            self.worker_id,
+            self._worker_id,
             names=names,
             timeout_seconds=options.timeout_seconds or joining.DEFAULT_TIMEOUT_SECONDS,
             start_seconds=seconds,
@@ -104,14 +104,14 @@ class MultiWorkerMirroredExtended(StrategyExtended):
     # -- what a strategy is ------------------------------------------------------------------
 
     @property
-    def num_workers(self) -> int:
+    def _num_workers(self) -> int:
         """How many workers there are."""
         return max(len(self._tasks), 1)
 
     @property
-    def is_chief(self) -> bool:
+    def _is_chief(self) -> bool:
         """Whether this worker speaks for all."""
-        return self.worker_id == 0
+        return self._worker_id == 0
 
     @property
     def experimental_between_graph(self) -> bool:
@@ -121,20 +121,20 @@ class MultiWorkerMirroredExtended(StrategyExtended):
     @property
     def should_checkpoint(self) -> bool:
         """Whether this worker saves checkpoints: the chief only."""
-        return self.is_chief
+        return self._is_chief
 
     @property
     def should_save_summary(self) -> bool:
         """Whether this worker writes summaries: the chief only."""
-        return self.is_chief
+        return self._is_chief
 
     @property
-    def input_topology(self) -> InputTopology:
+    def _input_topology(self) -> InputTopology:
         """The workers that read input, and the replicas each of them feeds."""
         exchange = None if self._workers is None else self._workers.exchange
         return InputTopology(
-            num_workers=self.num_workers,
-            worker_id=self.worker_id,
+            num_workers=self._num_workers,
+            worker_id=self._worker_id,
             replicas_per_worker=len(self.mesh.local_replicas),
             exchange=exchange,
         )

@@ -61,9 +61,9 @@ def runs_on_parts(fn: Callable[..., Any]) -> bool:
 def part_of_argument(leaf: Any, layout: ShardLayout) -> Any:
     """What an elementwise update gets for an argument."""
     if isinstance(leaf, TracedSplit):
-        return leaf.part if leaf.layout == layout else leaf
+        return leaf._part if leaf._layout == layout else leaf
     if isinstance(leaf, ShardedVariable):
-        return VariablePart(leaf) if leaf.layout == layout else leaf
+        return VariablePart(leaf) if leaf._layout == layout else leaf
     if isinstance(leaf, (TracedMirrored, MirroredVariable)):
         leaf = leaf.read_value()
     if isinstance(leaf, jax.Array) and leaf.shape == layout.shape and leaf.shape:
@@ -83,13 +83,13 @@ def reduced_to_parts(
     for index, (value, layout) in enumerate(zip(values, layouts, strict=True)):
         if layout is None:
             continue
-        value = value.as_components() if isinstance(value, DistributedValues) else value
-        if isinstance(value, TracedPerReplica) and value.local.shape == layout.shape:
+        value = value._as_components() if isinstance(value, DistributedValues) else value
+        if isinstance(value, TracedPerReplica) and value._local.shape == layout.shape:
             check_even(value)
             found.append((index, value, layout))
     parts = shards.reduce_scatter(
         op,
-        [value.local for _, value, _ in found],
+        [value._local for _, value, _ in found],
         [layout for *_, layout in found],
         reduction,
     )

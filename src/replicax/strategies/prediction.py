@@ -58,7 +58,7 @@ class Prediction:
     def _rows(self, leaf: Any) -> list[np.ndarray]:
         if not isinstance(leaf, PerReplica):
             return [np.asarray(leaf)]
-        if self._strategy.extended.input_topology.num_workers > 1:
+        if self._strategy.extended._input_topology.num_workers > 1:
             return [np.asarray(self._strategy.gather(leaf, axis=0))]
         return [np.asarray(part) for part in leaf.values]
 

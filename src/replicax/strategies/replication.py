@@ -55,9 +55,7 @@ class Replication:
         container_strategy: The strategy this belongs to.
 
     Attributes:
-        serial: A number that no other strategy of this process has or will have.
         cluster_resolver: What knows the cluster; None for a single worker.
-        partition_rules: How variables are cut over logical devices, by their names.
         sharding: What of the training state is split over the replicas; None for nothing.
     """
 
@@ -67,11 +65,11 @@ class Replication:
     def __init__(self, container_strategy: Any) -> None:
         """Prepares for `container_strategy`; subclasses then call `set_replica_devices`."""
         self._container_strategy = container_strategy
-        self.serial = next(_serials)
+        self._serial = next(_serials)  # no other strategy of this process has it, or will
         self._threads: ReplicaThreads | None = None
         self._mesh: ReplicaMesh | None = None
         self._reduction = Reduction()
-        self.partition_rules = NO_RULES
+        self._partition_rules = NO_RULES
 
     # -- what a strategy is ------------------------------------------------------------------
 
@@ -104,11 +102,11 @@ class Replication:
                 f"cross_device_ops is {cross_device_ops!r}; expected an instance of "
                 "CrossDeviceOps, such as ReductionToOneDevice() or NcclAllReduce()."
             )
-        self._reduction = cross_device_ops.reduction(self.mesh)
+        self._reduction = cross_device_ops._reduction(self.mesh)
 
     def _set_logical_mesh(self, mesh: ReplicaMesh, partition_rules: Rules | None) -> None:
         self._mesh = mesh
-        self.partition_rules = PartitionRules.of(partition_rules, mesh)
+        self._partition_rules = PartitionRules.of(partition_rules, mesh)
 
     @property
     def mesh(self) -> ReplicaMesh:
@@ -119,11 +117,6 @@ class Replication:
                 "its __init__."
             )
         return self._mesh
-
-    @property
-    def reduction(self) -> Reduction:
-        """How values of different replicas are added."""
-        return self._reduction
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -140,7 +133,7 @@ class Replication:
         """The devices that hold variables."""
         return self.worker_devices
 
-    def worker_name(self, device: Device) -> str:
+    def _worker_name(self, device: Device) -> str:
         """What to call the worker that has `device`: its task and where it is."""
         joined = workers.current()
         rank = device.process_index
@@ -151,7 +144,7 @@ class Replication:
         asked = asked_devices()
         strategy = self._container_strategy
         if asked is None or asked == self.mesh.local_devices:
-            options["partition_rules"] = self.partition_rules
+            options["partition_rules"] = self._partition_rules
             layout_for = None if self.sharding is None else self._layout_for
             return build_variable(
                 mesh=self.mesh, strategy=strategy, layout_for=layout_for, **options
@@ -186,7 +179,7 @@ class Replication:
             )
         self.sharding = sharding
 
-    def split_layout(self, variable: Variable) -> ShardLayout | None:
+    def _split_layout(self, variable: Variable) -> ShardLayout | None:
         """How the slots and gradients of a parameter are split; None if they are whole."""
         if self.sharding is None or variable.strategy is not self._container_strategy:
             return None
@@ -200,13 +193,13 @@ class Replication:
         assert self.sharding is not None
         primary = asked_primary()
         if primary is not None:
-            return self.split_layout(primary) if shape == primary.shape else None
+            return self._split_layout(primary) if shape == primary.shape else None
         return self._layout(shape, dtype) if trainable and self.sharding.stage == 3 else None
 
     def _layout(self, shape: tuple[int, ...], dtype: Any) -> ShardLayout | None:
         assert self.sharding is not None
         count = self.num_replicas_in_sync
-        return ShardLayout(shape, count) if self.sharding.splits(shape, dtype, count) else None
+        return ShardLayout(shape, count) if self.sharding._splits(shape, dtype, count) else None
 
     # -- run ---------------------------------------------------------------------------------
 
@@ -230,11 +223,11 @@ class Replication:
             raise TypeError(f"options of Strategy.run is {options!r}; expected a RunOptions.")
         args, kwargs = self._own_values(args, kwargs)
         if isinstance(fn, CompiledCallable):
-            return fn.run_replicated(self._container_strategy, args, kwargs, options)
+            return fn._run_replicated(self._container_strategy, args, kwargs, options)
         compiled_run = compiled_run_of_loop()
         if compiled_run is not None and current_frame() is None:
             return compiled_run(self._container_strategy, fn, args, kwargs, options)
-        return self.call_for_each_replica_inline(fn, args, kwargs, options)
+        return self._call_for_each_replica_inline(fn, args, kwargs, options)
 
     def _own_values(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -274,7 +267,7 @@ class Replication:
         stack.require_outside_run(self._container_strategy, "extended.call_for_each_replica")
         return self.run(fn, tuple(args), dict(kwargs or {}), None)
 
-    def call_for_each_replica_inline(
+    def _call_for_each_replica_inline(
         self,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
@@ -283,7 +276,7 @@ class Replication:
     ) -> Any:
         """Runs `fn` as part of the program being traced, or eagerly outside of one."""
         if current_frame() is not None:
-            return self.run_traced(fn, args, kwargs, options)
+            return self._run_traced(fn, args, kwargs, options)
         if compat.is_transforming():
             raise ContextError(
                 "Strategy.run was called inside a JAX transformation (jit, grad, vmap, scan) that "
@@ -302,7 +295,7 @@ class Replication:
             return self._run_alone(fn, args, kwargs)
         return self._run_on_threads(fn, args, kwargs)
 
-    def run_traced(
+    def _run_traced(
         self,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
@@ -319,7 +312,7 @@ class Replication:
             kwargs,
             frame=frame,
             mesh=self.mesh,
-            reduction=self.reduction,
+            reduction=self._reduction,
             options=options or _DEFAULT_OPTIONS,
         )
 
@@ -327,7 +320,7 @@ class Replication:
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         strategy = self._container_strategy
-        context = ReplicaContext.of(strategy, self._solo_peers())
+        context = ReplicaContext._of(strategy, self._solo_peers())
         args, kwargs = select((args, kwargs), 0)
         try:
             with (
@@ -338,7 +331,7 @@ class Replication:
             ):
                 result = fn(*args, **kwargs)
         finally:
-            context.end()
+            context._end()
         return without_views(result)
 
     def _solo_peers(self) -> SoloPeers:
@@ -350,10 +343,10 @@ class Replication:
         strategy, mesh, local = self._container_strategy, self.mesh, self.mesh.local_replicas
         if self._threads is None:
             self._threads = ReplicaThreads(len(local), local.start)
-        session = EagerSession(strategy, mesh, self._threads, self.reduction)
+        session = EagerSession(strategy, mesh, self._threads, self._reduction)
         session.remember((args, kwargs))
         contexts = {
-            replica_id: ReplicaContext.of(strategy, EagerPeers(session, replica_id), replica_id)
+            replica_id: ReplicaContext._of(strategy, EagerPeers(session, replica_id), replica_id)
             for replica_id in local
         }
         surroundings = compat.capture_thread_state()
@@ -374,7 +367,7 @@ class Replication:
                 results = self._threads.run([lambda i=i: task(i) for i in local])
             finally:
                 for context in contexts.values():
-                    context.end()
+                    context._end()
             arguments = {id(leaf) for leaf in nest.flatten((args, kwargs))[0]}
             return regroup(
                 results,
@@ -390,7 +383,7 @@ class Replication:
         """Combines a nest across replicas and, with `axis`, over that dim."""
         axis = tuple(axis) if isinstance(axis, list) else axis
         return nest.map_leaves(
-            lambda leaf: reduce_leaf(op, leaf, axis, self.mesh, self.reduction), value
+            lambda leaf: reduce_leaf(op, leaf, axis, self.mesh, self._reduction), value
         )
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -449,10 +442,10 @@ def _check_fit(arguments: Any) -> None:
     for path, leaf in nest.leaves_with_path(arguments):
         name = f"the argument of run at {path}"
         if isinstance(leaf, (PerReplica, Mirrored)):
-            leaf.refuse_deleted(name)
+            leaf._refuse_deleted(name)
         if isinstance(leaf, Mirrored):
             leaf = leaf.read_value()
-        for value in leaf.parts() if isinstance(leaf, PerReplica) else (leaf,):
+        for value in leaf._parts() if isinstance(leaf, PerReplica) else (leaf,):
             if isinstance(value, (np.ndarray, np.generic, jax.Array)):
                 placement.narrowed(value, name)
 
@@ -461,8 +454,8 @@ def without_views(result: Any) -> Any:
     """`result` with every copy of a variable replaced by the variable."""
 
     def merged(leaf: Any) -> Any:
-        if isinstance(leaf, ComponentView) and leaf.container is not None:
-            return leaf.container
+        if isinstance(leaf, ComponentView) and leaf._owner is not None:
+            return leaf._owner
         return leaf
 
     return nest.map_leaves(merged, result)

@@ -81,7 +81,7 @@ def check_mirrored(strategy: Any, variables: Any = None) -> MirroredReport:
 def _different_copies(variable: MirroredVariable) -> list[str]:
     """A line for each copy that differs from the first one."""
     copies = [np.asarray(copy) for copy in variable.values]
-    places = [device_name(device) for device in variable.devices_in_order]
+    places = [device_name(device) for device in variable._devices_in_order]
     lines = []
     for index, copy in enumerate(copies[1:], start=1):
         apart = differences(comparable(copies[0]), comparable(copy))

@@ -60,11 +60,11 @@ class DistributedValues(NestLeaf):
             )
         return super().__new__(cls)
 
-    def select(self, replica_id: int) -> Any:
+    def _select(self, replica_id: int) -> Any:
         """The value of one replica."""
         raise NotImplementedError
 
-    def as_components(self) -> DistributedValues:
+    def _as_components(self) -> DistributedValues:
         """What to reduce or gather across replicas: itself, unless it stands for its aggregate."""
         return self
 
@@ -75,7 +75,7 @@ class ComponentView(NestLeaf):
     __slots__ = ()
 
     @property
-    def container(self) -> DistributedValues | None:
+    def _owner(self) -> DistributedValues | None:
         """The container this is a part of, or None when that is gone."""
         raise NotImplementedError
 
@@ -129,7 +129,9 @@ class PerReplica(RefusedOperators, DistributedValues):
         self._type_key: Any = None
 
     @classmethod
-    def maker(cls, mesh: ReplicaMesh, shapes: Sequence[Shape]) -> Callable[[jax.Array], PerReplica]:
+    def _maker(
+        cls, mesh: ReplicaMesh, shapes: Sequence[Shape]
+    ) -> Callable[[jax.Array], PerReplica]:
         """A quick way to make many values of one type: gives a function of the packed array."""
         shapes = tuple(map(tuple, shapes))
         type_key: Hashable = None
@@ -144,7 +146,7 @@ class PerReplica(RefusedOperators, DistributedValues):
             value._dtype = None
             value._type_key = type_key
             if type_key is None:
-                type_key = value.type_key
+                type_key = value._program_key
             return value
 
         return make
@@ -174,18 +176,18 @@ class PerReplica(RefusedOperators, DistributedValues):
         return self._components
 
     @property
-    def is_traced(self) -> bool:
+    def _is_traced(self) -> bool:
         """Whether it is a value of a program that is being recorded."""
-        return any(isinstance(part, Tracer) for part in self.parts())
+        return any(isinstance(part, Tracer) for part in self._parts())
 
-    def all_values(self) -> tuple[Any, ...]:
+    def _all_values(self) -> tuple[Any, ...]:
         """The components of all replicas; only in a trace, or where one worker has them all."""
         if self.mesh.spans_workers:
-            self.packed()
+            self._as_packed()
             return self._unpack(range(self.mesh.num_replicas))
         return self.values
 
-    def with_shapes(self, shapes: Sequence[Shape]) -> PerReplica:
+    def _with_shapes(self, shapes: Sequence[Shape]) -> PerReplica:
         """The same value, when the shapes on other workers turn out to be these."""
         if tuple(shapes) == self._shapes:
             return self
@@ -196,11 +198,11 @@ class PerReplica(RefusedOperators, DistributedValues):
                 return PerReplica(self.mesh, packed=self._packed, shapes=shapes)
         return PerReplica(self.mesh, components=self.values, shapes=shapes)
 
-    def parts(self) -> tuple[Any, ...]:
+    def _parts(self) -> tuple[Any, ...]:
         """What the value is held as: the one array, or the components."""
         return self.values if self._packed is None else (self._packed,)
 
-    def select(self, replica_id: int) -> Any:
+    def _select(self, replica_id: int) -> Any:
         """The component of one replica of this worker."""
         return self.values[self.mesh.local_index(replica_id)]
 
@@ -228,7 +230,7 @@ class PerReplica(RefusedOperators, DistributedValues):
         return all(map(placement.is_array_like, self.values))
 
     @property
-    def is_uneven(self) -> bool:
+    def _is_uneven(self) -> bool:
         """Whether components differ in shape."""
         return any(shape != self.shapes[0] for shape in self.shapes)
 
@@ -246,21 +248,21 @@ class PerReplica(RefusedOperators, DistributedValues):
         return self._dtype
 
     @property
-    def type_key(self) -> Hashable:
+    def _program_key(self) -> Hashable:
         """Equal for values that the same compiled program can take."""
         if self._type_key is None:
             self._type_key = (id(self.mesh), self.shapes, self.dtype)
         return self._type_key
 
-    def packed_if_like(self, type_key: Hashable, name: Callable[[], str]) -> jax.Array | None:
+    def _packed_if_like(self, type_key: Hashable, name: Callable[[], str]) -> jax.Array | None:
         """The packed array, if the value has this `type_key`; `name` is for errors."""
         own = self._type_key
-        if own is not type_key and (own or self.type_key) != type_key:
+        if own is not type_key and (own or self._program_key) != type_key:
             return None
         packed = self._packed
-        return self.packed(name) if packed is None or self._components is not None else packed
+        return self._as_packed(name) if packed is None or self._components is not None else packed
 
-    def packed(self, name: str | Callable[[], str] = "a per-replica value") -> jax.Array:
+    def _as_packed(self, name: str | Callable[[], str] = "a per-replica value") -> jax.Array:
         """All components as one array over the replicas' devices, padded if they are uneven.
 
         Args:
@@ -270,14 +272,14 @@ class PerReplica(RefusedOperators, DistributedValues):
             DistributedValueError: If a component is no number and no array of numbers.
             DeletedValueError: If a component has been deleted.
         """
-        self.refuse_deleted(name)
+        self._refuse_deleted(name)
         if self._packed is None:
             self._packed = self._pack(name if isinstance(name, str) else name())
         elif placement.is_too_wide(self._packed.dtype):
             placement.require_width(self._packed.dtype, name if isinstance(name, str) else name())
         return self._packed
 
-    def refuse_deleted(self, name: str | Callable[[], str]) -> None:
+    def _refuse_deleted(self, name: str | Callable[[], str]) -> None:
         """Raises `DeletedValueError`, with `name`, if a part has been deleted.
 
         Only somebody who gave or was given components can do that.
@@ -300,7 +302,7 @@ class PerReplica(RefusedOperators, DistributedValues):
         arrays = [placement.narrowed(value, leaf) for value in self.values]
         dtype = jnp.result_type(*arrays) if is_traced else self.dtype
         arrays = [a if a.dtype == dtype else a.astype(dtype) for a in arrays]
-        if self.is_uneven:
+        if self._is_uneven:
             largest = self._largest_shape()
             arrays = [_pad(array, largest) for array in arrays]
         if is_traced:
@@ -362,7 +364,7 @@ class Mirrored(ArrayOperators, DistributedValues):
         self._components = None if components is None else tuple(components)
 
     @classmethod
-    def maker(cls, mesh: ReplicaMesh) -> Callable[[jax.Array], Mirrored]:
+    def _maker(cls, mesh: ReplicaMesh) -> Callable[[jax.Array], Mirrored]:
         """A quick way to make many values: gives a function of the replicated array."""
 
         def make(array: jax.Array) -> Mirrored:
@@ -390,7 +392,7 @@ class Mirrored(ArrayOperators, DistributedValues):
                 )
         return self._components
 
-    def select(self, replica_id: int) -> jax.Array:
+    def _select(self, replica_id: int) -> jax.Array:
         """The copy of one replica of this worker."""
         return self.values[self.mesh.local_index(replica_id)]
 
@@ -411,7 +413,7 @@ class Mirrored(ArrayOperators, DistributedValues):
     def _any_array(self) -> jax.Array:
         return self.values[0] if self._array is None else self._array
 
-    def array(self, name: str | Callable[[], str] = "a mirrored value") -> jax.Array:
+    def _replicated(self, name: str | Callable[[], str] = "a mirrored value") -> jax.Array:
         """The value as one array replicated over the mesh.
 
         Args:
@@ -420,13 +422,13 @@ class Mirrored(ArrayOperators, DistributedValues):
         Raises:
             DeletedValueError: If a copy has been deleted.
         """
-        self.refuse_deleted(name)
+        self._refuse_deleted(name)
         if self._array is None:
             assert self._components is not None
             self._array = placement.mirror(self._components, self.mesh)
         return self._array
 
-    def refuse_deleted(self, name: str | Callable[[], str]) -> None:
+    def _refuse_deleted(self, name: str | Callable[[], str]) -> None:
         """Raises `DeletedValueError`, with `name`, if a copy has been deleted."""
         if self._components is not None:
             _refuse_deleted(self._array, self._components, self.mesh, name)

@@ -69,11 +69,11 @@ def reduce_leaf(
     A value that is the same on every replica counts once per replica.
     """
     if isinstance(value, DistributedValues):
-        value = value.as_components()
+        value = value._as_components()
     if isinstance(value, TracedPerReplica):
         if axis is None:
             check_even(value)
-        return value.reduce(op, check_axis(axis, value.local.shape), reduction)
+        return value._reduce(op, check_axis(axis, value._local.shape), reduction)
     if isinstance(value, PerReplica) and not _is_empty(value):
         return _reduce_per_replica(op, value, axis, reduction)
     array = _one_component(value)
@@ -92,7 +92,7 @@ def reduce_leaf(
 
 def _is_empty(value: PerReplica) -> bool:
     """Whether no replica has an element of it; XLA fails on programs of nothing but such values."""
-    return not value.is_uneven and 0 in value.shapes[0]
+    return not value._is_uneven and 0 in value.shapes[0]
 
 
 def _one_component(value: Any) -> jax.Array:
@@ -107,7 +107,7 @@ def reduce_leaves(
 ) -> list[Any]:
     """Every value combined across the replicas; small ones travel together."""
     results: list[Any] = [None] * len(values)
-    values = [v.as_components() if isinstance(v, DistributedValues) else v for v in values]
+    values = [v._as_components() if isinstance(v, DistributedValues) else v for v in values]
     traced, packed = [], []
     for index, value in enumerate(values):
         if isinstance(value, TracedPerReplica):
@@ -118,7 +118,7 @@ def reduce_leaves(
             packed.append(index)
         else:
             results[index] = reduce_leaf(op, value, None, mesh, reduction)
-    local = [values[index].local for index in traced]
+    local = [values[index]._local for index in traced]
     for index, result in zip(
         traced, collectives.all_reduce(op, local, mesh.num_replicas, reduction), strict=True
     ):
@@ -135,7 +135,7 @@ def check_even(value: PerReplica) -> None:
     Raises:
         ReductionError: If they have not.
     """
-    if value.is_uneven:
+    if value._is_uneven:
         raise ReductionError(
             f"components have different shapes {list(value.shapes)} and cannot be combined "
             "elementwise. Pass axis=0 to reduce over the batch dim too."
@@ -145,11 +145,11 @@ def check_even(value: PerReplica) -> None:
 def _reduce_per_replica(
     op: ReduceOp, value: PerReplica, axis: Axis, reduction: Reduction
 ) -> jax.Array:
-    value.refuse_deleted("a per-replica value to reduce")
+    value._refuse_deleted("a per-replica value to reduce")
     axis = check_axis(axis, value.shapes[0])
     if axis is None:
         check_even(value)
-    elif value.is_uneven:
+    elif value._is_uneven:
         return _reduce_uneven(op, value, axis, reduction)
     return _reduce_packed(op, [value], axis, reduction)[0]
 
@@ -159,7 +159,7 @@ def _reduce_packed(
 ) -> list[jax.Array]:
     if not values:
         return []
-    packed = [value.packed() for value in values]
+    packed = [value._as_packed() for value in values]
     scalars = tuple(not value.shapes[0] for value in values)
     reducer = _reducer(op, axis, values[0].mesh, scalars, reduction)
     if any(isinstance(array, Tracer) for array in packed):
@@ -220,8 +220,8 @@ def _reduce_uneven(op: ReduceOp, value: PerReplica, axis: Axis, reduction: Reduc
             f"components of shapes {list(value.shapes)} still differ after reducing over axis "
             f"{axis}: {rests}."
         )
-    is_here = not value.mesh.spans_workers or value.is_traced
-    values = value.all_values() if is_here else value.values
+    is_here = not value.mesh.spans_workers or value._is_traced
+    values = value._all_values() if is_here else value.values
     arrays = [jnp.asarray(part).astype(value.dtype) for part in values]
     sums = [collectives.sum_over_dims(op, array, axis) for array in arrays]
     parts = [total for total, _ in sums]
@@ -246,9 +246,9 @@ def _count(shape: Shape, axis: Sequence[int] | Axis) -> int:
 def gather_leaf(value: Any, axis: int, mesh: ReplicaMesh) -> jax.Array:
     """One array: the components of all replicas, concatenated along `axis`."""
     if isinstance(value, DistributedValues):
-        value = value.as_components()
+        value = value._as_components()
     if isinstance(value, PerReplica):
-        value.refuse_deleted("a per-replica value to gather")
+        value._refuse_deleted("a per-replica value to gather")
         check_gather(axis, value.shapes)
         parts = [as_array(part, "the value to gather") for part in _everywhere(value)]
     else:
@@ -259,9 +259,9 @@ def gather_leaf(value: Any, axis: int, mesh: ReplicaMesh) -> jax.Array:
 
 def _everywhere(value: PerReplica) -> Sequence[jax.Array]:
     """The components of all replicas, of all workers."""
-    if not value.mesh.spans_workers or value.is_traced:
-        return value.all_values()
-    packed, replicator = value.packed(), _replicator(value.mesh)
+    if not value.mesh.spans_workers or value._is_traced:
+        return value._all_values()
+    packed, replicator = value._as_packed(), _replicator(value.mesh)
     _meet_before_first("a gathering", value.mesh, replicator, packed)
     whole = placement.one_device(RUN_AHEAD.launch_and_wait(replicator, packed))
     rows = len(whole) // value.mesh.num_replicas
@@ -282,8 +282,8 @@ def first_component(value: Any) -> Any:
         return value
     mesh = value.mesh
     if not mesh.spans_workers:
-        return value.select(0)
-    shape, packed, first = value.shapes[0], value.packed(), _first(mesh)
+        return value._select(0)
+    shape, packed, first = value.shapes[0], value._as_packed(), _first(mesh)
     _meet_before_first("the choice of the first replica's value", mesh, first, packed)
     whole = placement.one_device(launch(first, packed))
     return whole[tuple(slice(size) for size in shape)] if shape else whole.reshape(())

@@ -52,7 +52,7 @@ def regroup(
         first = leaves[0]
         if all(leaf is first for leaf in leaves):
             if isinstance(first, ComponentView):
-                return first if first.container is None else first.container
+                return first if first._owner is None else first._owner
             is_local = mesh.spans_workers and isinstance(first, jax.Array)
             if is_local and id(first) not in shared:
                 pass  # other workers have other objects
@@ -84,8 +84,7 @@ def _common_container(
     leaves: tuple[Any, ...], find_mirrored: FindMirrored
 ) -> DistributedValues | None:
     containers = [
-        leaf.container if isinstance(leaf, ComponentView) else find_mirrored(leaf)
-        for leaf in leaves
+        leaf._owner if isinstance(leaf, ComponentView) else find_mirrored(leaf) for leaf in leaves
     ]
     first = containers[0]
     if first is None or any(container is not first for container in containers):
@@ -96,7 +95,7 @@ def _common_container(
 def select(tree: Any, replica_id: int) -> Any:
     """`tree` as one replica sees it: each distributed value replaced by its component."""
     return nest.map_leaves(
-        lambda leaf: leaf.select(replica_id) if isinstance(leaf, DistributedValues) else leaf, tree
+        lambda leaf: leaf._select(replica_id) if isinstance(leaf, DistributedValues) else leaf, tree
     )
 
 
@@ -127,7 +126,7 @@ def agreed(merged: Any, mesh: ReplicaMesh, what: str) -> Any:
         everywhere = [kinds[index] for _, kinds in rows]
         if isinstance(leaf, PerReplica):
             shapes = [tuple(shape) for _, here in everywhere for shape in here]
-            leaves[index] = leaf.with_shapes(shapes)
+            leaves[index] = leaf._with_shapes(shapes)
         elif everywhere[0][0] == "number" and any(row != everywhere[0] for row in everywhere):
             here = [leaf] * len(mesh.local_replicas)
             leaves[index] = PerReplica(mesh, components=here, shapes=[()] * mesh.num_replicas)

@@ -24,13 +24,9 @@ GatherComponents = Callable[[jax.Array], tuple[jax.Array, ...]]
 
 
 class TracedPerReplica(PerReplica):
-    """A per-replica value of a replica function that is being traced.
+    """A per-replica value of a replica function that is being traced."""
 
-    Attributes:
-        local: The value of the replica that executes the program.
-    """
-
-    __slots__ = ("_gather", "local")
+    __slots__ = ("_gather", "_local")
 
     def __init__(
         self,
@@ -39,44 +35,47 @@ class TracedPerReplica(PerReplica):
         gather: GatherComponents,
         shapes: Sequence[Shape] | None = None,
     ) -> None:
-        """Wraps `local`; `gather` brings the components of all replicas together."""
+        """Wraps `local`, the value of the replica that executes the program.
+
+        `gather` brings the components of all replicas together.
+        """
         super().__init__(mesh)
-        self.local = jnp.asarray(local)
-        self._shapes = tuple(shapes or [self.local.shape] * mesh.num_replicas)
+        self._local = jnp.asarray(local)
+        self._shapes = tuple(shapes or [self._local.shape] * mesh.num_replicas)
         self._gather = gather
 
     def __repr__(self) -> str:
-        return f"PerReplica:{{each of {self.mesh.num_replicas} replicas: {self.local!r}}}"
+        return f"PerReplica:{{each of {self.mesh.num_replicas} replicas: {self._local!r}}}"
 
     @property
     def values(self) -> tuple[jax.Array, ...]:
         """The components of all replicas, gathered."""
         if self._components is None:
-            self._components = self._gather(self.local)
+            self._components = self._gather(self._local)
         return self._components
 
     @property
-    def is_traced(self) -> bool:
+    def _is_traced(self) -> bool:
         """Always."""
         return True
 
-    def all_values(self) -> tuple[jax.Array, ...]:
+    def _all_values(self) -> tuple[jax.Array, ...]:
         """The components of all replicas, gathered."""
         return self.values
 
     @property
     def dtype(self) -> Any:
         """The dtype of the components."""
-        return self.local.dtype
+        return self._local.dtype
 
-    def select(self, replica_id: Any) -> jax.Array:
+    def _select(self, replica_id: Any) -> jax.Array:
         """The local component: the program is the same for every replica."""
         del replica_id
-        return self.local
+        return self._local
 
-    def reduce(self, op: ReduceOp, axis: Any, reduction: Reduction) -> jax.Array:
+    def _reduce(self, op: ReduceOp, axis: Any, reduction: Reduction) -> jax.Array:
         """The value combined over all replicas and, with `axis`, over those dims."""
-        local = self.local
+        local = self._local
         num_replicas = self.mesh.num_replicas
         if axis is None:
             return collectives.all_reduce(op, [local], num_replicas, reduction)[0]
@@ -100,10 +99,10 @@ class TracedMirrored(Mirrored):
     def __repr__(self) -> str:
         return f"Mirrored:{{each of {self.mesh.num_replicas} replicas: {self._array!r}}}"
 
-    def select(self, replica_id: Any) -> jax.Array:
+    def _select(self, replica_id: Any) -> jax.Array:
         """The value itself."""
         del replica_id
-        return self.array()
+        return self._replicated()
 
 
 register_as_array(TracedMirrored)

@@ -17,44 +17,40 @@ class TracedSplit(TracedMirrored):
     """What a reduction to a sharded variable gives: equal everywhere, and split over the replicas.
 
     Used as an array it is the whole, gathered where it was made.
-
-    Attributes:
-        part: The part of the replica that executes the program.
-        layout: How it is split.
     """
 
-    __slots__ = ("_trace", "layout", "part")
+    __slots__ = ("_layout", "_part", "_trace")
 
     def __init__(self, mesh: ReplicaMesh, part: jax.Array, layout: ShardLayout) -> None:
         """Wraps `part`."""
         Mirrored.__init__(self, mesh)
-        self.part = part
-        self.layout = layout
+        self._part = part
+        self._layout = layout
         self._trace = compat.current_trace()
 
     def __repr__(self) -> str:
-        return f"Mirrored:{{each of {self.mesh.num_replicas} replicas has a part: {self.part!r}}}"
+        return f"Mirrored:{{each of {self.mesh.num_replicas} replicas has a part: {self._part!r}}}"
 
     @property
     def values(self) -> tuple[jax.Array, ...]:
         """The whole, for each replica of this worker."""
-        return (self.array(),) * len(self.mesh.local_replicas)
+        return (self._replicated(),) * len(self.mesh.local_replicas)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the whole."""
-        return self.layout.shape
+        return self._layout.shape
 
     @property
     def dtype(self) -> jax.numpy.dtype:
         """The dtype of the value."""
-        return self.part.dtype
+        return self._part.dtype
 
-    def array(self, name: Any = None) -> jax.Array:
+    def _replicated(self, name: Any = None) -> jax.Array:
         """The whole."""
         if self._array is None:
             with compat.inside_trace(self._trace):
-                self._array = self.layout.gathered(self.part)
+                self._array = self._layout.gathered(self._part)
         return self._array
 
 

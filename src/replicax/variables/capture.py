@@ -86,7 +86,7 @@ def run_traced(
     def body(args: list[Any], variant: Variant) -> Outputs:
         local = args
         peers = TracedPeers(strategy, mesh, variant, reduction)
-        context = ReplicaContext.of(strategy, peers)
+        context = ReplicaContext._of(strategy, peers)
         mine = list(leaves)
         for index, value in zip(arguments, local, strict=True):
             mine[index] = value
@@ -95,7 +95,7 @@ def run_traced(
             with stack.replaced_by(stack.Entry(strategy, stack.Mode.REPLICA, context)):
                 result = fn(*own_args, **own_kwargs)
         finally:
-            context.end()
+            context._end()
         own = {id(value): index for index, value in zip(arguments, local, strict=True)}
         results, result_structure, outputs = _classify(result, own, peers, variant)
         inner = current_frame()
@@ -122,9 +122,9 @@ def _as_argument(leaf: Any, path: str) -> Argument | None:
     """The array argument that `leaf` becomes, or None if it is passed as it is."""
     name = f"the argument of run at {path}"
     if isinstance(leaf, PerReplica):
-        return Argument(leaf.packed(name), leaf.shapes)
+        return Argument(leaf._as_packed(name), leaf.shapes)
     if isinstance(leaf, Mirrored):
-        return Argument(placement.narrowed(leaf.array(name), name))
+        return Argument(placement.narrowed(leaf._replicated(name), name))
     if isinstance(leaf, jax.Array):
         fitting = placement.narrowed(leaf, name)
         return Argument(placement.uncommitted_argument(fitting, lambda: name))
@@ -153,7 +153,7 @@ def check_run_options(options: RunOptions, leaves: Sequence[Any]) -> None:
     if options.experimental_enable_dynamic_batch_size:
         return
     for leaf in leaves:
-        if isinstance(leaf, PerReplica) and leaf.is_uneven:
+        if isinstance(leaf, PerReplica) and leaf._is_uneven:
             raise DistributedValueError(
                 f"components have different shapes {list(leaf.shapes)}, and "
                 "RunOptions(experimental_enable_dynamic_batch_size=False) refuses that. Drop the "
@@ -191,7 +191,7 @@ def _classify(
 
 def _classify_leaf(leaf: Any, arguments: dict[int, int], peers: TracedPeers) -> _Result:
     if isinstance(leaf, ComponentView):
-        return _Result("object", leaf.container)
+        return _Result("object", leaf._owner)
     if id(leaf) in arguments and isinstance(leaf, Tracer):
         return _Result("argument", arguments[id(leaf)])
     if (number := peers.number_of_mirrored(leaf)) is not None:

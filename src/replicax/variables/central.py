@@ -18,7 +18,7 @@ class CentralVariable(MirroredVariable):
     __slots__ = ()
 
     @property
-    def devices_in_order(self) -> tuple[Device, ...]:
+    def _devices_in_order(self) -> tuple[Device, ...]:
         """The one device that holds it."""
         return (self._storage.home,)
 

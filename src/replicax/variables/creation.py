@@ -103,7 +103,7 @@ def create_variable(
     entry = stack.top()
     if entry is None or entry.mode is not stack.Mode.REPLICA:
         return create(initial_value)
-    return entry.replica_context.together("the creation of a variable", create, (initial_value,))
+    return entry.replica_context._together("the creation of a variable", create, (initial_value,))
 
 
 def _create_once(
@@ -199,7 +199,7 @@ def _initial_value(initial_value: Any, dtype: Any, name: str) -> Any:
     """An array with a strong type: concrete wherever that is possible."""
     if isinstance(initial_value, PerReplica):
         initial_value = (
-            initial_value.local
+            initial_value._local
             if isinstance(initial_value, TracedPerReplica)
             else initial_value.values[0]  # of this worker; replica 0's comes in the end
         )

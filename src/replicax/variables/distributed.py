@@ -32,7 +32,7 @@ class DistributedVariable(Variable, DistributedValues):
         self._set_up(storage, **properties)
         self._views = None
 
-    def select(self, replica_id: Any) -> DistributedVariable:
+    def _select(self, replica_id: Any) -> DistributedVariable:
         """The variable itself: in a replica it reads and writes that replica's copy."""
         del replica_id
         return self
@@ -41,12 +41,12 @@ class DistributedVariable(Variable, DistributedValues):
     def values(self) -> tuple[VariableCopy, ...]:
         """One view per copy of this worker, the same objects each time."""
         if self._views is None:
-            count = len(self.devices_in_order)
+            count = len(self._devices_in_order)
             self._views = tuple(VariableCopy(self, i) for i in range(count))
         return self._views
 
     @property
-    def devices_in_order(self) -> tuple[Device, ...]:
+    def _devices_in_order(self) -> tuple[Device, ...]:
         """The device of each copy of this worker."""
         mesh = self._storage.mesh
         assert mesh is not None
@@ -78,17 +78,17 @@ class VariableCopy(AssignableOperators, ComponentView):
     is gone.
     """
 
-    __slots__ = ("__weakref__", "_container", "_storage", "index")
+    __slots__ = ("__weakref__", "_container", "_index", "_storage")
 
     def __init__(self, variable: DistributedVariable, index: int) -> None:
         """A view of copy `index` of `variable`."""
         self._container = weakref.ref(variable)
         self._storage = variable._storage
-        self.index = index
+        self._index = index
         weakref.finalize(variable, _keep_last_value, weakref.ref(self)).atexit = False
 
     @property
-    def container(self) -> DistributedValues | None:
+    def _owner(self) -> DistributedValues | None:
         """The variable, or None when it is gone."""
         return self._container()
 
@@ -117,10 +117,10 @@ class VariableCopy(AssignableOperators, ComponentView):
         self._storage.require_width("a read")
         variable = self._container()
         if variable is not None and current_frame() is not None:
-            return variable.read_copy(self.index)  # pyright: ignore[reportAttributeAccessIssue]
+            return variable._read_copy(self._index)  # pyright: ignore[reportAttributeAccessIssue]
         session = _update_session()
-        pending = None if session is None else session.pending(self._storage, self.index)
-        return self._storage.component(self.index) if pending is None else pending
+        pending = None if session is None else session.pending(self._storage, self._index)
+        return self._storage.component(self._index) if pending is None else pending
 
     def assign(self, value: Any) -> VariableCopy:
         """Replaces this copy; only in the function passed to ``extended.update``."""
@@ -138,8 +138,8 @@ class VariableCopy(AssignableOperators, ComponentView):
         session = _update_session()
         if session is None:
             raise ContextError(
-                f"{method} of copy {self.index} of variable {self.name!r} in {stack.describe()}: a "
-                "single copy may be written only by the function passed to extended.update. "
+                f"{method} of copy {self._index} of variable {self.name!r} in {stack.describe()}: "
+                "a single copy may be written only by the function passed to extended.update. "
                 "Assign to the variable itself."
             )
         value = converted(value, self._storage, method)
@@ -148,7 +148,7 @@ class VariableCopy(AssignableOperators, ComponentView):
         variable = self._container()
         if variable is not None:
             drop_override(variable)
-        session.write(self._storage, self.index, value)
+        session.write(self._storage, self._index, value)
         return self
 
     # Membership goes by identity: `copy in strategy.experimental_local_results(variable)`.
@@ -197,7 +197,7 @@ def require_same_copies(variable: DistributedVariable, update: UpdateSession, me
     Raises:
         VariableError: If `variable` is not on the devices that are being updated.
     """
-    held, updated = len(variable.devices_in_order), update.num_copies
+    held, updated = len(variable._devices_in_order), update.num_copies
     if held != updated:
         raise VariableError(
             f"{method} of variable {variable.name!r} in an extended.update of a variable with "

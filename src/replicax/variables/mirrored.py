@@ -38,7 +38,7 @@ class MirroredVariable(DistributedVariable):
     def _read_traced(self, frame: Frame) -> Any:
         return self._storage.laid_out(frame.read(self._storage))
 
-    def read_copy(self, index: int) -> Any:
+    def _read_copy(self, index: int) -> Any:
         """One copy in a trace: all are equal there."""
         del index
         frame = current_frame()
@@ -74,7 +74,7 @@ class MirroredVariable(DistributedVariable):
         def apply(value: Any) -> None:
             variable._apply_to_all(method, variable._combined(value, method))
 
-        context.together(f"{method} of variable {self.name!r}", apply, (value,))
+        context._together(f"{method} of variable {self.name!r}", apply, (value,))
 
     @property
     def _num_replicas(self) -> int:
@@ -87,10 +87,10 @@ class MirroredVariable(DistributedVariable):
             return value
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             if isinstance(value, TracedPerReplica):
-                return collectives.from_first_replica(value.local)
+                return collectives.from_first_replica(value._local)
             return first_component(value)
         op = ReduceOp.parse(self._aggregation)
-        reduced = reduce_leaf(op, value, None, mesh, self._strategy.extended.reduction)
+        reduced = reduce_leaf(op, value, None, mesh, self._strategy.extended._reduction)
         check_dtype(reduced.dtype, self._storage, method)
         return reduced.astype(self._storage.dtype)
 

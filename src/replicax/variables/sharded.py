@@ -60,46 +60,46 @@ class ShardedVariable(MirroredVariable):
     __slots__ = ()
 
     @property
-    def layout(self) -> ShardLayout:
+    def _layout(self) -> ShardLayout:
         """How it is split."""
         layout = self._storage.layout
         assert layout is not None
         return layout
 
     @property
-    def bounds(self) -> tuple[tuple[int, int], ...]:
+    def _bounds(self) -> tuple[tuple[int, int], ...]:
         """Which elements of the whole each replica of this worker stores."""
         mesh = self._storage.mesh
         assert mesh is not None
-        return self.layout.bounds[mesh.local_replicas.start : mesh.local_replicas.stop]
+        return self._layout.bounds[mesh.local_replicas.start : mesh.local_replicas.stop]
 
     @property
-    def parts(self) -> tuple[jax.Array, ...]:
+    def _parts(self) -> tuple[jax.Array, ...]:
         """What each replica of this worker stores, as a row, without what fills up the last."""
         with RUN_AHEAD.lock:  # a step must not take the parts while they are copied
             rows = placement.parts_of(self._storage.live_array(), self._storage.mesh)
             return tuple(
                 jnp.asarray(np.array(row)[0, : stop - start])
-                for row, (start, stop) in zip(rows, self.bounds, strict=True)
+                for row, (start, stop) in zip(rows, self._bounds, strict=True)
             )
 
     def __repr__(self) -> str:
-        count, mesh = self.layout.num_parts, self._storage.mesh
+        count, mesh = self._layout.num_parts, self._storage.mesh
         title = f"{type(self).__name__} in {count} parts"
         if mesh is None or not mesh.spans_workers:
             return f"{title}: {describe_component(self, self._show)}"
         # The whole would need all workers, and a repr may be asked for by one.
-        first, last = self.bounds[0][0], self.bounds[-1][1]
-        shown = describe_component(self, lambda: np.concatenate(self.parts))
+        first, last = self._bounds[0][0], self._bounds[-1][1]
+        shown = describe_component(self, lambda: np.concatenate(self._parts))
         return f"{title}, of which elements {first} to {last} are here: {shown}"
 
     # -- the whole ---------------------------------------------------------------------------
 
     def _read_traced(self, frame: Frame) -> Any:
-        layout = self.layout
+        layout = self._layout
         return frame.derived(self._storage, layout.gathered if frame.in_replica else layout.joined)
 
-    def read_copy(self, index: int) -> Any:
+    def _read_copy(self, index: int) -> Any:
         """The whole value in a trace."""
         del index
         frame = current_frame()
@@ -120,11 +120,11 @@ class ShardedVariable(MirroredVariable):
 
     # -- the parts, in a compiled replica function -------------------------------------------
 
-    def read_part(self) -> jax.Array:
+    def _read_part(self) -> jax.Array:
         """The replica's part."""
         return self._replica_frame("read_part").read(self._storage)
 
-    def assign_part(self, part: jax.Array, method: str = "assign") -> None:
+    def _assign_part(self, part: jax.Array, method: str = "assign") -> None:
         """Assigns the replica's part; the caller knows that all replicas assign theirs."""
         drop_override(self)
         self._write(self._replica_frame("assign_part"), method, part)
@@ -150,7 +150,7 @@ class VariablePart(AssignableOperators, ComponentView):
         self._variable = variable
 
     @property
-    def container(self) -> ShardedVariable:
+    def _owner(self) -> ShardedVariable:
         """The variable."""
         return self._variable
 
@@ -162,7 +162,7 @@ class VariablePart(AssignableOperators, ComponentView):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the part: a row of elements."""
-        return (self._variable.layout.part_size,)
+        return (self._variable._layout.part_size,)
 
     @property
     def dtype(self) -> Any:
@@ -176,7 +176,7 @@ class VariablePart(AssignableOperators, ComponentView):
 
     def read_value(self) -> jax.Array:
         """The current value of the part."""
-        return self._variable.read_part()
+        return self._variable._read_part()
 
     def assign(self, value: Any) -> VariablePart:
         """Replaces the part."""
@@ -191,7 +191,7 @@ class VariablePart(AssignableOperators, ComponentView):
         return self._assign("assign_sub", delta)
 
     def _assign(self, method: str, value: Any) -> VariablePart:
-        self._variable.assign_part(jnp.asarray(converted(value, self, method)), method)
+        self._variable._assign_part(jnp.asarray(converted(value, self, method)), method)
         return self
 
     def __repr__(self) -> str:

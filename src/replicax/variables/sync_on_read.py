@@ -49,7 +49,7 @@ class SyncOnReadVariable(DistributedVariable):
             return self._aggregated(self._traced_copies(local), local)
         return local
 
-    def read_copy(self, index: int) -> Any:
+    def _read_copy(self, index: int) -> Any:
         """One copy in a trace."""
         frame = current_frame()
         assert frame is not None
@@ -69,7 +69,7 @@ class SyncOnReadVariable(DistributedVariable):
                 return pending
         return self._storage.component(copy_id)
 
-    def as_components(self) -> PerReplica:
+    def _as_components(self) -> PerReplica:
         """The copies, in cross-replica context."""
         self._storage.require_width("a reduction or gathering")
         frame = current_frame()
@@ -108,7 +108,7 @@ class SyncOnReadVariable(DistributedVariable):
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             if isinstance(array, Tracer):
                 return self._first_copy(array)
-            return first_component(self.as_components())
+            return first_component(self._as_components())
         shapes = [(1, *self.shape)] * self._mesh.num_replicas
         copies = PerReplica(self._mesh, packed=array, shapes=shapes)
         return self._aggregated(copies, array).reshape(self.shape)
@@ -133,7 +133,7 @@ class SyncOnReadVariable(DistributedVariable):
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             return collectives.from_first_replica(local)
         op = ReduceOp.parse(self._aggregation)
-        reduced = reduce_leaf(op, copies, None, self._mesh, self._strategy.extended.reduction)
+        reduced = reduce_leaf(op, copies, None, self._mesh, self._strategy.extended._reduction)
         return reduced.astype(self._storage.dtype)
 
     # -- assigning ---------------------------------------------------------------------------

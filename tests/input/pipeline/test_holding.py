@@ -80,7 +80,7 @@ def test_later_options_replace_only_what_they_set():
     first.experimental_distribute.auto_shard_policy = AutoShardPolicy.FILE
     second.deterministic = True
     merged = Dataset.range(3).with_options(first).with_options(second).options()
-    assert merged.auto_shard_policy is AutoShardPolicy.FILE
+    assert merged.experimental_distribute.auto_shard_policy is AutoShardPolicy.FILE
     assert merged.deterministic is True
 
 
@@ -88,13 +88,13 @@ def test_options_of_zipped_datasets_come_together():
     options = Options()
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
     zipped = Dataset.zip(Dataset.range(2), Dataset.range(2).with_options(options))
-    assert zipped.options().auto_shard_policy is AutoShardPolicy.OFF
+    assert zipped.options().experimental_distribute.auto_shard_policy is AutoShardPolicy.OFF
 
 
 def test_a_policy_that_was_not_set_reads_as_auto_and_counts_as_none():
     options = Dataset.range(3).options()
     assert options.experimental_distribute.auto_shard_policy is AutoShardPolicy.AUTO
-    assert options.auto_shard_policy is None
+    assert options._auto_shard_policy is None
     assert options == Options()
 
 

@@ -29,7 +29,7 @@ def memory_of(dataset):
 
 def places(value):
     """Where the parts of a value begin in memory, and their bytes."""
-    array = value.packed() if isinstance(value, rx.PerReplica) else value
+    array = value._as_packed() if isinstance(value, rx.PerReplica) else value
     return [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
 
 

@@ -90,7 +90,7 @@ class _PipelineFacts(Source):
     @property
     def auto_shard_policy(self) -> AutoShardPolicy | None:
         """What ``with_options`` attached."""
-        return options_of(self._stage).auto_shard_policy
+        return options_of(self._stage)._auto_shard_policy
 
     def open_elements(self, *, epoch: int, start: int) -> Iterator[Any]:
         """Reads the elements of the pass `epoch`, batches or not."""

@@ -449,7 +449,7 @@ class Dataset(metaclass=_DatasetType):
         return iter(self)
 
     def __iter__(self) -> DatasetIterator:
-        return DatasetIterator.of_pass(self._stage, next(self._passes))
+        return DatasetIterator._of_pass(self._stage, next(self._passes))
 
     def __len__(self) -> int:
         count = self._stage.count

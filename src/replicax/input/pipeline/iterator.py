@@ -16,7 +16,7 @@ class DatasetIterator(Reading):
     """Reads one pass; `close`, or dropping it, ends its threads and closes its files."""
 
     @classmethod
-    def of_pass(cls, stage: Stage, epoch: int) -> DatasetIterator:
+    def _of_pass(cls, stage: Stage, epoch: int) -> DatasetIterator:
         """The pass `epoch` of a pipeline, of which `stage` is the last step."""
         return cls(open_pass(stage, epoch), elements.outward)
 

@@ -36,7 +36,7 @@ class _Settings:
     def _unknown(self, name: str) -> str:
         return f"{type(self).__name__} has no {name!r}; it has {', '.join(self._defaults)}."
 
-    def is_set(self, name: str) -> bool:
+    def _is_set(self, name: str) -> bool:
         """Whether an attribute was given a value."""
         return name in self._set
 
@@ -105,10 +105,10 @@ class Options(_Settings):
             raise TypeError(f"experimental_distribute is {value!r}; expected a DistributeOptions.")
 
     @property
-    def auto_shard_policy(self) -> AutoShardPolicy | None:
+    def _auto_shard_policy(self) -> AutoShardPolicy | None:
         """The policy that was set, None if none was."""
         distribute: DistributeOptions = self.experimental_distribute
-        return distribute.auto_shard_policy if distribute.is_set("auto_shard_policy") else None
+        return distribute.auto_shard_policy if distribute._is_set("auto_shard_policy") else None
 
     def merge(self, options: Options) -> Options:
         """These options, with what `options` sets instead."""
