@@ -106,6 +106,9 @@ class Drawing:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the picture, as SVG or PNG by the ending of `path`.
 
+        Args:
+            path: The file.
+
         Raises:
             ValueError: If it has another ending.
             ImportError: For PNG, if matplotlib is not installed.
@@ -145,6 +148,9 @@ def visualize_value(value: Any) -> Drawing:
 
     Args:
         value: A variable, a per-replica or mirrored value, or a JAX array.
+
+    Returns:
+        The drawing.
 
     Raises:
         TypeError: If it is none of them.

@@ -38,6 +38,9 @@ def compute_average_loss(
             None it is counted over all replicas, uneven batches included; that
             needs replica context.
 
+    Returns:
+        A scalar.
+
     Raises:
         LossError: If the loss is a scalar, so averaged already; or weights or
             `global_batch_size` do not fit.
@@ -79,6 +82,9 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
 
     Args:
         regularization_loss: A scalar, or an array of terms, which are summed.
+
+    Returns:
+        A scalar.
 
     Raises:
         ContextError: In cross-replica context.

@@ -52,6 +52,9 @@ class Generator:
     def next_replica_key(self) -> jax.Array:
         """The next key, different on every replica.
 
+        Returns:
+            A key for ``jax.random``.
+
         Raises:
             ContextError: In cross-replica context, where there is no replica.
         """

@@ -92,11 +92,26 @@ class DeviceAssignment:
         return self._cores.shape[1]
 
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
-        """Where a logical device is."""
+        """Where a logical device is.
+
+        Args:
+            replica: The number of the replica.
+            logical_core: The number of the logical device in it.
+
+        Returns:
+            One coordinate for each dim of the grid.
+        """
         return tuple(self._cores[replica, logical_core].tolist())
 
     def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
         """The replicas whose logical device of this number is on a task.
+
+        Args:
+            task_id: The number of the task.
+            logical_core: The number of the logical device in each replica.
+
+        Returns:
+            The numbers of the replicas.
 
         Raises:
             ValueError: If there is none.
@@ -119,17 +134,43 @@ class DeviceAssignment:
         return self._topology.task_ordinal_at_coordinates(self.coordinates(replica, logical_core))
 
     def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
-        """The number of a logical device in its task."""
+        """The number of a logical device in its task.
+
+        Args:
+            replica: The number of the replica.
+            logical_core: The number of the logical device in it.
+
+        Returns:
+            The number of the device in its task.
+        """
         place = self.coordinates(replica, logical_core)
         return self._topology.tpu_device_ordinal_at_coordinates(place)
 
     def tpu_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """The name of a logical device."""
+        """The name of a logical device.
+
+        Args:
+            replica: The number of the replica.
+            logical_core: The number of the logical device in it.
+            job: The job that the name begins with; none if None.
+
+        Returns:
+            A name such as ``/task:0/device:TPU:1``.
+        """
         place = self.coordinates(replica, logical_core)
         return self._topology.tpu_device_name_at_coordinates(place, job)
 
     def host_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """The name of the CPU of the task that has a logical device."""
+        """The name of the CPU of the task that has a logical device.
+
+        Args:
+            replica: The number of the replica.
+            logical_core: The number of the logical device in it.
+            job: The job that the name begins with; none if None.
+
+        Returns:
+            A name such as ``/task:0/device:CPU:0``.
+        """
         place = self.coordinates(replica, logical_core)
         return self._topology.cpu_device_name_at_coordinates(place, job)
 
@@ -151,6 +192,9 @@ class DeviceAssignment:
             num_replicas: How many replicas to make.
             device_order_mode: ``RING`` numbers the devices of a block so that each is next to
                 the one before it; otherwise row by row.
+
+        Returns:
+            The assignment.
 
         Raises:
             ValueError: If a block does not fit into the grid, or not that many do.

@@ -81,7 +81,14 @@ class ReplicaMesh:
         return len(self.local_replicas) < len(self.devices)
 
     def local_index(self, replica_id: int) -> int:
-        """Which of the local replicas a replica is."""
+        """Which of the local replicas a replica is.
+
+        Args:
+            replica_id: The number of the replica among all.
+
+        Returns:
+            Its number among the replicas of this process.
+        """
         return replica_id - self.local_replicas.start
 
     @property

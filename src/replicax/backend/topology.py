@@ -116,11 +116,31 @@ class Topology:
         return self._coordinates.shape[1]
 
     def task_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
-        """The task of the device at these coordinates."""
+        """The task of the device at these coordinates.
+
+        Args:
+            device_coordinates: One coordinate for each dim of the grid.
+
+        Returns:
+            The number of the task.
+
+        Raises:
+            ValueError: If there is no device.
+        """
         return self._place(device_coordinates)[0]
 
     def tpu_device_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
-        """The number of the device at these coordinates, in its task."""
+        """The number of the device at these coordinates, in its task.
+
+        Args:
+            device_coordinates: One coordinate for each dim of the grid.
+
+        Returns:
+            The number of the device.
+
+        Raises:
+            ValueError: If there is no device.
+        """
         return self._place(device_coordinates)[1]
 
     def _place(self, coordinates: Sequence[int]) -> tuple[int, int]:
@@ -135,14 +155,36 @@ class Topology:
     def tpu_device_name_at_coordinates(
         self, device_coordinates: Sequence[int], job: str | None = None
     ) -> str:
-        """The name of the device at these coordinates."""
+        """The name of the device at these coordinates.
+
+        Args:
+            device_coordinates: One coordinate for each dim of the grid.
+            job: The job that the name begins with; none if None.
+
+        Returns:
+            A name such as ``/task:0/device:TPU:1``.
+
+        Raises:
+            ValueError: If there is no device.
+        """
         task, number = self._place(device_coordinates)
         return f"{_job(job)}/task:{task}/device:{self._kind}:{number}"
 
     def cpu_device_name_at_coordinates(
         self, device_coordinates: Sequence[int], job: str | None = None
     ) -> str:
-        """The name of the CPU of the task that has the device at these coordinates."""
+        """The name of the CPU of the task that has the device at these coordinates.
+
+        Args:
+            device_coordinates: One coordinate for each dim of the grid.
+            job: The job that the name begins with; none if None.
+
+        Returns:
+            A name such as ``/task:0/device:CPU:0``.
+
+        Raises:
+            ValueError: If there is no device.
+        """
         return f"{_job(job)}/task:{self._place(device_coordinates)[0]}/device:CPU:0"
 
     def serialized(self) -> bytes:
@@ -214,6 +256,9 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
 
     Args:
         cluster_resolver: Ignored: the devices are those that JAX has.
+
+    Returns:
+        The grid of all devices.
 
     Example:
         >>> initialize_tpu_system()

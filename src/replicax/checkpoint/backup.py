@@ -83,6 +83,9 @@ class BackupAndRestore:
 
         Args:
             total: How many steps there are from the very beginning.
+
+        Returns:
+            An iterator over the numbers.
         """
         if not self._is_restored:
             self._manager.restore_or_initialize()

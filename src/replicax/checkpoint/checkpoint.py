@@ -146,6 +146,16 @@ class Checkpoint:
         """Writes a numbered checkpoint in the background; the next call or `sync` awaits it.
 
         Training may go on at once: the values are those of the moment of the call.
+
+        Args:
+            file_prefix: As for `save`.
+
+        Returns:
+            The path of the checkpoint.
+
+        Raises:
+            ContextError: In a replica, or while a program is traced.
+            CheckpointObjectError: If there is something that cannot be saved.
         """
         return self.save(file_prefix, CheckpointOptions(enable_async=True))
 
@@ -264,6 +274,18 @@ class Checkpoint:
         """Gives every object its value from a checkpoint that `write` wrote.
 
         The same as `restore`, but `save_counter` stays as it is.
+
+        Args:
+            save_path: The path that `write` returned.
+            options: Accepted because it is documented.
+
+        Returns:
+            As for `restore`.
+
+        Raises:
+            CheckpointNotFoundError: If there is no checkpoint.
+            DamagedCheckpointError: If it is incomplete, or was changed.
+            CheckpointMismatchError: If it does not fit the objects.
         """
         return self._restore("Checkpoint.read", save_path, with_counter=False)
 

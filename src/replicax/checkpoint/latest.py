@@ -78,6 +78,9 @@ def latest_checkpoint(
         checkpoint_dir: The folder.
         latest_filename: Accepted because it is documented; the file has one name here.
 
+    Returns:
+        The path, or None if the folder has no checkpoint.
+
     Example:
         >>> import tempfile
         >>> import replicax.checkpoint.checkpoint as saved

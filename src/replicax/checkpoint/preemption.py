@@ -155,6 +155,12 @@ class PreemptionCheckpointHandler:
         """A part of the program after which it saves and leaves, if it is time to.
 
         For loops without `run`; call `save_checkpoint_if_preempted` inside to leave earlier.
+
+        Returns:
+            A context manager.
+
+        Raises:
+            SystemExit: At the end, after a save, unless there is an ``exit_fn``.
         """
         yield
         self.save_checkpoint_if_preempted()

@@ -43,7 +43,14 @@ class CheckpointReader:
         self._records = {k: r for k, r in records.items() if r["kind"] == VariableEntry.kind}
 
     def has_tensor(self, name: str) -> bool:
-        """Whether there is a variable with this key."""
+        """Whether there is a variable with this key.
+
+        Args:
+            name: The key.
+
+        Returns:
+            True if the checkpoint has it.
+        """
         return name in self._records
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
@@ -56,6 +63,12 @@ class CheckpointReader:
 
     def get_tensor(self, name: str) -> np.ndarray:
         """The value of a variable; with aggregation=NONE its copies, in front a dim for them.
+
+        Args:
+            name: The key.
+
+        Returns:
+            A host array.
 
         Raises:
             CheckpointNotFoundError: If there is no such variable.
@@ -75,12 +88,33 @@ class CheckpointReader:
 
 
 def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
-    """A reader of a checkpoint, or of the latest in a folder."""
+    """A reader of a checkpoint, or of the latest in a folder.
+
+    Args:
+        ckpt_dir_or_file: The checkpoint, or a folder.
+
+    Returns:
+        The reader.
+
+    Raises:
+        CheckpointNotFoundError: If there is no checkpoint.
+        DamagedCheckpointError: If it is incomplete, or was changed.
+    """
     return CheckpointReader(ckpt_dir_or_file)
 
 
 def list_variables(ckpt_dir_or_file: PathLike) -> list[tuple[str, list[int]]]:
     """Key and shape of every variable of a checkpoint, or of the latest in a folder.
+
+    Args:
+        ckpt_dir_or_file: The checkpoint, or a folder.
+
+    Returns:
+        Pairs of a key and a shape, in the order of the keys.
+
+    Raises:
+        CheckpointNotFoundError: If there is no checkpoint.
+        DamagedCheckpointError: If it is incomplete, or was changed.
 
     Example:
         >>> import tempfile

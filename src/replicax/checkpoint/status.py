@@ -38,6 +38,9 @@ class RestoreStatus:
     def assert_existing_objects_matched(self) -> RestoreStatus:
         """Checks that every object there is now has got its value.
 
+        Returns:
+            This status, so that calls can be chained.
+
         Raises:
             UnmatchedValuesError: If the checkpoint has no value for one.
         """
@@ -53,6 +56,9 @@ class RestoreStatus:
 
     def assert_consumed(self) -> RestoreStatus:
         """Checks that every saved value was given to an object, and every object got one.
+
+        Returns:
+            This status, so that calls can be chained.
 
         Raises:
             UnmatchedValuesError: If not.
@@ -70,6 +76,9 @@ class RestoreStatus:
     def assert_nontrivial_match(self) -> RestoreStatus:
         """Checks that at least one saved value was given to an object.
 
+        Returns:
+            This status, so that calls can be chained.
+
         Raises:
             UnmatchedValuesError: If none was.
         """
@@ -86,6 +95,9 @@ class RestoreStatus:
         """Says that some saved values will not be used, so that nothing warns of that.
 
         Values go on waiting for objects as long as the Checkpoint is there.
+
+        Returns:
+            This status, so that calls can be chained.
         """
         if self._restoration is not None:
             self._restoration.expect_partial()

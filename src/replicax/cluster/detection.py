@@ -52,6 +52,9 @@ def detect() -> ClusterResolver:
     Looked for in this order: ``TF_CONFIG``, SageMaker, MPI, Slurm, a TPU slice, an indexed Job
     of Kubernetes. Without any of them a `TFConfigClusterResolver`, whose cluster is empty.
 
+    Returns:
+        The resolver.
+
     Raises:
         ClusterError: If the platform is there, but describes no valid cluster.
         ClusterPlatformError: If it is there, but does not answer.

@@ -83,6 +83,9 @@ class GCEClusterResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         """The machines of the group that run now.
 
+        Returns:
+            One job, with the addresses of the machines in sorted order.
+
         Raises:
             ClusterPlatformError: If the API refuses, or no machine runs.
         """

@@ -84,6 +84,9 @@ class KubernetesClusterResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         """The pods as they are now.
 
+        Returns:
+            The addresses of the pods, by job.
+
         Raises:
             ClusterPlatformError: If the API refuses, a pod does not run, or none is found.
         """

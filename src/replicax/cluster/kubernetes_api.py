@@ -78,6 +78,12 @@ class KubernetesApi:
     def in_cluster(cls, account_dir: str = ACCOUNT_DIR) -> KubernetesApi:
         """The API of the cluster that this process is a pod of.
 
+        Args:
+            account_dir: The folder of the pod's service account.
+
+        Returns:
+            The API, with the namespace of the pod.
+
         Raises:
             ClusterPlatformError: If this is no pod, or one without an account.
         """
@@ -108,6 +114,12 @@ class KubernetesApi:
 
     def list_pods(self, label_selector: str) -> list[Pod]:
         """The pods with these labels, in no order.
+
+        Args:
+            label_selector: The labels, as ``kubectl`` takes them: ``app=net,role=worker``.
+
+        Returns:
+            What the API says of each pod.
 
         Raises:
             ClusterPlatformError: If the API does not answer, or refuses.

@@ -93,6 +93,9 @@ class ClusterResolver(abc.ABC):
             task_id: Its number in the job; this task's own if None.
             rpc_layer: The scheme; the resolver's own if None.
 
+        Returns:
+            An address such as ``grpc://10.0.0.7:2222``.
+
         Raises:
             ClusterError: If the cluster does not have the task.
         """
@@ -121,6 +124,9 @@ class ClusterResolver(abc.ABC):
             task_type: The job of the task; this task's own if None.
             task_id: Its number in the job; this task's own if None.
             config_proto: Ignored.
+
+        Returns:
+            The number of accelerators, such as ``{"GPU": 8}``.
 
         Raises:
             ClusterPlatformError: If another task is asked for before the workers have met.

@@ -53,6 +53,9 @@ class SageMakerClusterResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         """One worker on each host.
 
+        Returns:
+            One job, ``worker``.
+
         Raises:
             ClusterPlatformError: If this is no SageMaker job.
         """

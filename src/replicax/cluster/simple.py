@@ -66,6 +66,14 @@ class SimpleClusterResolver(ClusterResolver):
     ) -> str:
         """The address of the task that is asked for; without one, the `master` that was given.
 
+        Args:
+            task_type: The job of the task.
+            task_id: Its number in the job.
+            rpc_layer: The scheme; the resolver's own if None.
+
+        Returns:
+            The address, with its scheme.
+
         Raises:
             ClusterError: If the cluster does not have the task.
         """
@@ -80,5 +88,14 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """The counts that were given, for every task."""
+        """The counts that were given, for every task.
+
+        Args:
+            task_type: Ignored.
+            task_id: Ignored.
+            config_proto: Ignored.
+
+        Returns:
+            The counts, by kind.
+        """
         return dict(self._num_accelerators)

@@ -131,7 +131,16 @@ class SlurmClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """The GPUs of each task, as they were divided; empty if there are none."""
+        """The GPUs of each task, as they were divided; empty if there are none.
+
+        Args:
+            task_type: Ignored: all tasks have as many.
+            task_id: Ignored.
+            config_proto: Ignored.
+
+        Returns:
+            The counts, by kind.
+        """
         return {"GPU": self._gpus_per_task} if self._gpus_per_task else {}
 
     def _set_visible_gpus(self) -> None:

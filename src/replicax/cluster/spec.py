@@ -63,6 +63,12 @@ class ClusterSpec:
     def num_tasks(self, job_name: str) -> int:
         """How many tasks the job has.
 
+        Args:
+            job_name: The job.
+
+        Returns:
+            The number of tasks.
+
         Raises:
             ClusterError: If there is no such job.
         """
@@ -71,6 +77,12 @@ class ClusterSpec:
     def task_indices(self, job_name: str) -> list[int]:
         """The ids of the job's tasks, in order.
 
+        Args:
+            job_name: The job.
+
+        Returns:
+            The ids.
+
         Raises:
             ClusterError: If there is no such job.
         """
@@ -78,6 +90,13 @@ class ClusterSpec:
 
     def task_address(self, job_name: str, task_index: int) -> str:
         """The address of one task.
+
+        Args:
+            job_name: The job.
+            task_index: The id of the task.
+
+        Returns:
+            The address, ``host:port``.
 
         Raises:
             ClusterError: If there is no such job, or no such task in it.
@@ -91,6 +110,12 @@ class ClusterSpec:
 
     def job_tasks(self, job_name: str) -> list[str | None]:
         """The addresses of a job by task id; None where an id is not listed.
+
+        Args:
+            job_name: The job.
+
+        Returns:
+            One address, or None, for each id from 0 on.
 
         Raises:
             ClusterError: If there is no such job.

@@ -63,6 +63,9 @@ class TFConfigClusterResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         """The cluster that the variable describes; empty if it is not set.
 
+        Returns:
+            The cluster.
+
         Raises:
             ClusterError: If the variable does not describe a cluster and a task in it.
         """
@@ -95,6 +98,14 @@ class TFConfigClusterResolver(ClusterResolver):
         """The address of a task; empty in a cluster of one.
 
         A ``session_master`` in the variable is the answer to every question.
+
+        Args:
+            task_type: The job of the task; this task's own if None.
+            task_id: Its number in the job; this task's own if None.
+            rpc_layer: The scheme; the resolver's own if None.
+
+        Returns:
+            The address, with its scheme.
 
         Raises:
             ClusterError: If the cluster does not have the task.

@@ -98,6 +98,14 @@ class TPUClusterResolver(ClusterResolver):
     ) -> TPUClusterResolver:
         """A resolver that is ready for use; there is nothing to connect to.
 
+        Args:
+            tpu: See the constructor.
+            zone: See the constructor.
+            project: See the constructor.
+
+        Returns:
+            The resolver.
+
         Example:
             >>> import warnings
             >>> with warnings.catch_warnings(action="ignore"):
@@ -108,6 +116,9 @@ class TPUClusterResolver(ClusterResolver):
 
     def cluster_spec(self) -> ClusterSpec:
         """The hosts of the slice; empty if this machine is the only one.
+
+        Returns:
+            The addresses of the hosts, as one job.
 
         Raises:
             ClusterPlatformError: If the platform does not tell the hosts.
@@ -130,7 +141,19 @@ class TPUClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """The address of a host of the slice; empty if this machine is the only one."""
+        """The address of a host of the slice; empty if this machine is the only one.
+
+        Args:
+            task_type: The job of the host; this host's own if None.
+            task_id: Its number in the job; this host's own if None.
+            rpc_layer: The scheme; the resolver's own if None.
+
+        Returns:
+            The address, with its scheme.
+
+        Raises:
+            ClusterError: If the slice does not have the host.
+        """
         return super().master(task_type, task_id, rpc_layer) if self.cluster_spec() else ""
 
     def get_master(self) -> str:
@@ -151,7 +174,16 @@ class TPUClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """The devices of each host; without a TPU, those that stand for it. Starts JAX."""
+        """The devices of each host; without a TPU, those that stand for it. Starts JAX.
+
+        Args:
+            task_type: Ignored: all hosts have as many.
+            task_id: Ignored.
+            config_proto: Ignored.
+
+        Returns:
+            The number of devices, as ``{"TPU": 4}``.
+        """
         return {"TPU": len(devices.local_devices())}
 
     def get_tpu_system_metadata(self) -> TPUSystemMetadata:

@@ -51,6 +51,9 @@ class UnionResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         """The merged cluster.
 
+        Returns:
+            The jobs of all resolvers.
+
         Raises:
             ClusterError: If a job is given by task ids and two resolvers have the same id.
         """
@@ -87,6 +90,14 @@ class UnionResolver(ClusterResolver):
     ) -> str:
         """The address of a task; without one, what the first resolver answers.
 
+        Args:
+            task_type: The job of the task.
+            task_id: Its number in the job.
+            rpc_layer: The scheme; the resolver's own if None.
+
+        Returns:
+            The address, with its scheme.
+
         Raises:
             ClusterError: If the cluster does not have the task.
         """
@@ -100,7 +111,16 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """What the first resolver answers."""
+        """What the first resolver answers.
+
+        Args:
+            task_type: The job of the task; this task's own if None.
+            task_id: Its number in the job; this task's own if None.
+            config_proto: Ignored.
+
+        Returns:
+            The counts, by kind.
+        """
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
 

@@ -57,6 +57,10 @@ class ReplicaContext:
     Obtained inside the replica function with ``get_replica_context()``; it is
     valid only there.
 
+    Args:
+        strategy: The strategy that runs the replica.
+        replica_id_in_sync_group: The index of the replica.
+
     Example:
         >>> import replicax as rx
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -136,6 +140,17 @@ class ReplicaContext:
         the bare object where all passed the same. The result is unwrapped again
         for each replica.
 
+        Args:
+            merge_fn: Called once, in cross-replica context.
+            args: Its arguments after the strategy.
+            kwargs: The same by keyword.
+
+        Returns:
+            The result of `merge_fn`. Each replica gets its own component of it.
+
+        Raises:
+            ContextError: Outside of the replica function.
+
         Example:
             >>> import replicax as rx
             >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -183,6 +198,13 @@ class ReplicaContext:
                 shapes on every replica.
             options: A `CommunicationOptions`. Its ``bytes_per_pack`` says how a compiled
                 run packs the leaves.
+
+        Returns:
+            The combined value, in the nest of `value`.
+
+        Raises:
+            ReductionError: If `reduce_op` is neither.
+            ContextError: Outside of the replica function.
         """
         op = ReduceOp.parse(reduce_op)
         bytes_per_pack_of(options)  # refuses what is no options, in every executor
@@ -195,6 +217,12 @@ class ReplicaContext:
             value: A nest of arrays; sizes along `axis` may differ.
             axis: The dim to concatenate along.
             options: Hints for the collective.
+
+        Returns:
+            The concatenated arrays, in the nest of `value`.
+
+        Raises:
+            ContextError: Outside of the replica function.
         """
         bytes_per_pack_of(options)  # checked only: one collective per leaf, nothing to pack
         return self._active("all_gather").all_gather(value, axis)

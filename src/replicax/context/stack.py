@@ -185,6 +185,9 @@ def replaced_by(entry: Entry) -> Iterator[None]:
 def get_strategy() -> Any:
     """The current strategy; outside every scope the default one.
 
+    Returns:
+        The strategy.
+
     Example:
         >>> import replicax as rx
         >>> strategy = rx.MirroredStrategy(["CPU:0"])
@@ -200,6 +203,9 @@ def get_strategy() -> Any:
 def has_strategy() -> bool:
     """Whether a strategy other than the default one is in force.
 
+    Returns:
+        True inside the scope or the run of such a strategy.
+
     Example:
         >>> import replicax as rx
         >>> rx.has_strategy()
@@ -212,6 +218,9 @@ def has_strategy() -> bool:
 
 def get_replica_context() -> Any:
     """The current replica's context, or None in cross-replica context.
+
+    Returns:
+        A `ReplicaContext`, or None.
 
     Example:
         >>> import replicax as rx
@@ -231,6 +240,9 @@ def get_replica_context() -> Any:
 def in_cross_replica_context() -> bool:
     """Whether code here speaks for all replicas at once.
 
+    Returns:
+        True in a scope, and in the functions of ``merge_call`` and ``extended.update``.
+
     Example:
         >>> import replicax as rx
         >>> rx.in_cross_replica_context()
@@ -246,6 +258,9 @@ def in_cross_replica_context() -> bool:
 
 def experimental_set_strategy(strategy: StrategyLike | None) -> None:
     """Makes `strategy` the current one everywhere, without a ``with``; None undoes it.
+
+    Args:
+        strategy: The strategy, or None for the default one.
 
     Raises:
         ContextError: Inside a scope or a run.

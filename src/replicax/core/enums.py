@@ -26,6 +26,9 @@ class ReduceOp(enum.Enum):
         Args:
             op: What the caller passed as reduce operation.
 
+        Returns:
+            The member.
+
         Raises:
             ReductionError: If `op` names neither SUM nor MEAN.
         """

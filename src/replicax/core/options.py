@@ -102,6 +102,10 @@ class CommunicationOptions:
 class CollectiveHints(CommunicationOptions):
     """`CommunicationOptions` by their older name, without the choice of a library.
 
+    Args:
+        bytes_per_pack: As for `CommunicationOptions`.
+        timeout_seconds: As for `CommunicationOptions`.
+
     Example:
         >>> CollectiveHints(bytes_per_pack=1 << 20).bytes_per_pack
         1048576

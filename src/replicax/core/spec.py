@@ -17,6 +17,11 @@ class TypeSpec:
 class TensorSpec(TypeSpec):
     """The shape and dtype of an array; None is a dim (or a shape) of any size.
 
+    Args:
+        shape: One size for each dim.
+        dtype: The dtype.
+        name: A name for the reader; it is not compared.
+
     Example:
         >>> TensorSpec((None, 3), "float32").is_compatible_with((8, 3), "float32")
         True
@@ -35,7 +40,15 @@ class TensorSpec(TypeSpec):
         self.name = name
 
     def is_compatible_with(self, shape: Sequence[int], dtype: Any) -> bool:
-        """Whether an array of this shape and dtype fits."""
+        """Whether an array of this shape and dtype fits.
+
+        Args:
+            shape: The shape of the array.
+            dtype: Its dtype.
+
+        Returns:
+            True if it fits.
+        """
         if np.dtype(dtype) != self.dtype:
             return False
         if self.shape is None:
@@ -64,6 +77,9 @@ class PerReplicaSpec(TypeSpec):
 
     Inside ``run`` an argument is one component and is checked against the
     declaration of any replica.
+
+    Args:
+        *components: The declaration of each replica, in replica order.
 
     Example:
         >>> PerReplicaSpec(TensorSpec((2,)), TensorSpec((1,))).components

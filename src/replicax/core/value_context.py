@@ -8,6 +8,10 @@ import operator
 class ValueContext:
     """One replica, seen by ``experimental_distribute_values_from_function``.
 
+    Args:
+        replica_id_in_sync_group: The index of the replica.
+        num_replicas_in_sync: How many replicas there are.
+
     Example:
         >>> ValueContext(replica_id_in_sync_group=2, num_replicas_in_sync=4)
         ValueContext(replica_id_in_sync_group=2, num_replicas_in_sync=4)

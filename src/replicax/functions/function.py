@@ -33,6 +33,9 @@ R = TypeVar("R")
 def run_functions_eagerly(run_eagerly: bool) -> None:
     """Makes every ``function`` run as plain Python, so that pdb and print work in it.
 
+    Args:
+        run_eagerly: True to run as Python, False to compile again.
+
     Example:
         >>> import replicax as rx
         >>> rx.run_functions_eagerly(True)
@@ -45,6 +48,9 @@ def run_functions_eagerly(run_eagerly: bool) -> None:
 
 def functions_run_eagerly() -> bool:
     """Whether ``run_functions_eagerly(True)`` is in force.
+
+    Returns:
+        True if functions run as Python.
 
     Example:
         >>> import replicax as rx
@@ -157,17 +163,34 @@ class Function(CompiledCallable, Generic[P, R]):
         return self._site.call(fn, args, kwargs, strategy=strategy, options=options)
 
     def _set_repeat(self, repeat: Repeat) -> None:
-        """Called by the call site, which knows how to repeat the last call."""
+        """Takes over how to repeat the last call; the call site knows it."""
         if self.input_signature is None:  # what it checks would not be checked again
             self._repeat = repeat
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """The program for these arguments, lowered by JAX: ``.as_text()``, ``.compile()``."""
+        """The program for these arguments, lowered by JAX: ``.as_text()``, ``.compile()``.
+
+        Args:
+            *args: The arguments of the function.
+            **kwargs: The same by keyword.
+
+        Returns:
+            A ``jax.stages.Lowered``.
+        """
         program, arrays = self._site.program_for(self.python_function, args, kwargs)
         return program.launcher.lowered(arrays)
 
     def lower_run(self, strategy: Any, *args: Any, **kwargs: Any) -> Any:
-        """The program that ``strategy.run(self, args, kwargs)`` would launch, lowered by JAX."""
+        """The program that ``strategy.run(self, args, kwargs)`` would launch, lowered by JAX.
+
+        Args:
+            strategy: The strategy that would run it.
+            *args: The arguments of the function.
+            **kwargs: The same by keyword.
+
+        Returns:
+            A ``jax.stages.Lowered``.
+        """
         program, arrays = self._site.program_for(
             self.python_function, args, kwargs, strategy=strategy
         )

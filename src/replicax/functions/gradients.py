@@ -27,6 +27,12 @@ def value_and_grad(
         variables: The variables, in any nest; the gradients come in that nest.
         has_aux: Whether `loss_fn` returns a pair.
 
+    Returns:
+        What `loss_fn` returned, and the gradients.
+
+    Raises:
+        VariableError: If `variables` contains anything but variables, or one of them twice.
+
     Example:
         >>> import replicax as rx
         >>> w = rx.Variable(3.0)
@@ -59,6 +65,17 @@ def grad(loss_fn: Callable[[], Any], variables: Any, has_aux: bool = False) -> A
 
     With `has_aux` a pair of the gradient and what `loss_fn` returned beside the
     loss. See `value_and_grad`.
+
+    Args:
+        loss_fn: As for `value_and_grad`.
+        variables: The variables, in any nest.
+        has_aux: Whether `loss_fn` returns a pair.
+
+    Returns:
+        The gradients.
+
+    Raises:
+        VariableError: If `variables` contains anything but variables, or one of them twice.
 
     Example:
         >>> import replicax as rx

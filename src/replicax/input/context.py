@@ -56,6 +56,12 @@ class InputContext:
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """Examples per replica of a global batch.
 
+        Args:
+            global_batch_size: Examples of one step, on all replicas.
+
+        Returns:
+            The number of examples.
+
         Raises:
             BatchError: If the replicas do not divide it.
         """

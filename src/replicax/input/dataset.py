@@ -115,6 +115,13 @@ class DistributedDataset(HostIterable, Iterable[Any]):
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """``state = reduce_func(state, value)`` over the values of one pass.
 
+        Args:
+            initial_state: The state that the first call gets.
+            reduce_func: Called with the state and the next value; returns the next state.
+
+        Returns:
+            The last state.
+
         Example:
             >>> import numpy as np
             >>> import replicax as rx

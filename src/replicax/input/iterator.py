@@ -159,6 +159,9 @@ class DistributedIterator(HostIterable, Iterator[Any]):
     def get_next(self) -> Any:
         """The next value.
 
+        Returns:
+            What ``next(iterator)`` gives.
+
         Raises:
             OutOfRangeError: If there is none.
         """
@@ -190,6 +193,9 @@ class DistributedIterator(HostIterable, Iterator[Any]):
         """Where the iterator stands: a small dict for JSON.
 
         Batches that were read ahead count as not taken.
+
+        Returns:
+            The state, for `set_state`.
         """
         return {
             "version": STATE_VERSION,
@@ -270,6 +276,9 @@ class Optional:
 
     def get_value(self) -> Any:
         """The value.
+
+        Returns:
+            What ``next(iterator)`` gave.
 
         Raises:
             OutOfRangeError: If there is none.

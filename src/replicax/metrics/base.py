@@ -92,6 +92,9 @@ class Metric(abc.ABC):
             name: A name within the metric.
             shape: The shape.
             dtype: The dtype; `state_dtype` if None.
+
+        Returns:
+            The variable.
         """
         dtype = self.state_dtype if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
         state = Variable(
@@ -106,7 +109,12 @@ class Metric(abc.ABC):
 
     @abc.abstractmethod
     def update_state(self, *args: Any, **kwargs: Any) -> None:
-        """Adds what this replica has seen to this replica's states."""
+        """Adds what this replica has seen to this replica's states.
+
+        Args:
+            *args: What a subclass takes: values, or labels and predictions.
+            **kwargs: The same by keyword.
+        """
 
     @abc.abstractmethod
     def result(self) -> Any:

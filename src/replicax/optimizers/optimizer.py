@@ -160,7 +160,14 @@ class Optimizer:
         return found
 
     def slots_of(self, variable: Variable) -> dict[str, Variable]:
-        """The slots of one variable by their place in the Optax state, such as ``0/mu``."""
+        """The slots of one variable by their place in the Optax state, such as ``0/mu``.
+
+        Args:
+            variable: A variable that the optimizer updates.
+
+        Returns:
+            The slots; empty before `build`.
+        """
         return {} if self._state is None else self._state.slots_of(variable)
 
     # -- creating the state ------------------------------------------------------------------

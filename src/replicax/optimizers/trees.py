@@ -23,6 +23,9 @@ def variables_from(tree: Any, *, trainable: bool = True, prefix: str = "") -> An
         trainable: Whether gradients are usually taken with respect to them.
         prefix: Put in front of every name, with a slash.
 
+    Returns:
+        The tree of variables.
+
     Raises:
         VariableError: If a leaf is a variable already.
 
@@ -50,6 +53,12 @@ def values_of(tree: Any) -> Any:
     """The same tree with the current value of each variable, as an array.
 
     Other leaves stay as they are.
+
+    Args:
+        tree: Any pytree.
+
+    Returns:
+        The tree of arrays.
 
     Raises:
         DistributedValueError: If a leaf differs between replicas.

@@ -86,6 +86,9 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
 
         Where there are several workers, it says which of them has each replica.
 
+        Returns:
+            The text, in lines.
+
         Example:
             >>> import replicax as rx
             >>> print(rx.MirroredStrategy(["CPU:0", "CPU:1"]).describe())
@@ -119,6 +122,9 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
         """A context in which this strategy is the current one and creates the variables.
 
         It may be nested and entered again.
+
+        Returns:
+            A context manager that gives the strategy.
 
         Example:
             >>> import replicax as rx
@@ -178,6 +184,8 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
         Raises:
             ContextError: If called inside ``run`` of this strategy, or inside another scope.
             BaseException: What `fn` raised on one of the replicas, unchanged.
+            DistributedValueError: If an argument has components for the replicas of another
+                strategy.
 
         Example:
             >>> import replicax as rx

@@ -35,7 +35,14 @@ class CentralStorageExtended(StrategyExtended):
         return (backend_devices.device_name(self._home),)
 
     def create_variable(self, **options: Any) -> Variable:
-        """One copy on the parameter device; sync-on-read variables stay with the replicas."""
+        """One copy on the parameter device; sync-on-read variables stay with the replicas.
+
+        Args:
+            **options: The arguments of ``Variable``, by name.
+
+        Returns:
+            The variable.
+        """
         on_read = options["synchronization"] is VariableSynchronization.ON_READ
         if on_read or asked_devices() is not None:
             return super().create_variable(**options)

@@ -42,7 +42,14 @@ class DefaultExtended(StrategyExtended):
         return SoloPeers(self._container_strategy)
 
     def create_variable(self, **options: Any) -> Variable:
-        """An ordinary variable."""
+        """An ordinary variable.
+
+        Args:
+            **options: The arguments of ``Variable``, by name.
+
+        Returns:
+            The variable.
+        """
         return build_variable(mesh=None, strategy=None, **options)
 
 

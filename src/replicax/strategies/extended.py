@@ -117,6 +117,13 @@ class StrategyExtended(Replication, ExtendedInput):
                 replica its part only; used as an array, the result is whole.
             options: Hints for the collective.
             experimental_hints: The same, by its older name.
+
+        Returns:
+            The combined value: mirrored on several devices, bare on one.
+
+        Raises:
+            ReductionError: If `reduce_op` is neither SUM nor MEAN, or components cannot be
+                combined.
         """
         pairs = [(value, destinations)]
         return self.batch_reduce_to(reduce_op, pairs, options, experimental_hints)[0]
@@ -128,7 +135,21 @@ class StrategyExtended(Replication, ExtendedInput):
         options: Any = None,
         experimental_hints: Any = None,
     ) -> list[Any]:
-        """`reduce_to` for many pairs at once, in their order; small values travel together."""
+        """`reduce_to` for many pairs at once, in their order; small values travel together.
+
+        Args:
+            reduce_op: How to combine.
+            value_destination_pairs: Pairs of a value and a destination, as `reduce_to` takes them.
+            options: Hints for the collective.
+            experimental_hints: The same, by its older name.
+
+        Returns:
+            What `reduce_to` returns, for each pair.
+
+        Raises:
+            ReductionError: If `reduce_op` is neither SUM nor MEAN, or components cannot be
+                combined.
+        """
         stack.require_outside_run(self._container_strategy, "extended.batch_reduce_to")
         op = ReduceOp.parse(reduce_op)
         pairs = list(value_destination_pairs)
@@ -189,7 +210,18 @@ class StrategyExtended(Replication, ExtendedInput):
         return self._reduction.with_bytes_per_pack(bytes_per_pack_of(hints))
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """`tensor` on all devices of `destinations`: mirrored on several, bare on one."""
+        """`tensor` on all devices of `destinations`: mirrored on several, bare on one.
+
+        Args:
+            tensor: An array or a number.
+            destinations: As for `reduce_to`.
+
+        Returns:
+            The copied value.
+
+        Raises:
+            DistributedValueError: If `tensor` is different on every replica.
+        """
         stack.require_outside_run(self._container_strategy, "extended.broadcast_to")
         if isinstance(tensor, PerReplica):
             raise DistributedValueError(
@@ -262,6 +294,13 @@ class StrategyExtended(Replication, ExtendedInput):
             args: Values for `fn`; mirrored ones are unwrapped for each copy.
             kwargs: The same by keyword.
             group: Whether results are merged; False gives a list per leaf.
+
+        Returns:
+            What `fn` returns: merged, or a list for each leaf.
+
+        Raises:
+            DistributedValueError: If an argument is different on every replica, or `var` belongs to
+                another strategy.
         """
         args, kwargs = tuple(args), dict(kwargs or {})
         strategy, entry = self._container_strategy, stack.top()
@@ -304,6 +343,12 @@ class StrategyExtended(Replication, ExtendedInput):
             args: Values for `fn`; mirrored ones are unwrapped for each device.
             kwargs: The same by keyword.
             group: Whether results are merged; False gives a list per leaf.
+
+        Returns:
+            What `fn` returns: merged, or a list for each leaf.
+
+        Raises:
+            DistributedValueError: If an argument is different on every replica.
         """
         stack.require_outside_run(self._container_strategy, "extended.update_non_slot")
         args, kwargs = tuple(args), dict(kwargs or {})
@@ -383,6 +428,9 @@ class StrategyExtended(Replication, ExtendedInput):
             iterations: How many steps.
             initial_loop_values: The outputs that the first step finds, by name.
 
+        Returns:
+            The context that the steps got, with the outputs of the last one.
+
         Raises:
             OutOfRangeError: If the iterator ends early; the steps before that have run.
         """
@@ -404,6 +452,9 @@ class StrategyExtended(Replication, ExtendedInput):
             colocate_with_variable: A variable of this strategy, or what
                 `non_slot_devices` returned.
 
+        Returns:
+            A context manager.
+
         Raises:
             ContextError: Outside this strategy's scope.
         """
@@ -421,23 +472,54 @@ class StrategyExtended(Replication, ExtendedInput):
             yield
 
     def non_slot_devices(self, var_list: Sequence[Any]) -> tuple[str, ...]:
-        """The devices for state of an optimizer that belongs to no single variable."""
+        """The devices for state of an optimizer that belongs to no single variable.
+
+        Args:
+            var_list: The variables that the optimizer updates.
+
+        Returns:
+            The names of the devices.
+        """
         del var_list
         return self.parameter_devices
 
     def read_var(self, v: Any) -> Any:
-        """The value of `v`; of a sync-on-read variable the aggregate."""
+        """The value of `v`; of a sync-on-read variable the aggregate.
+
+        Args:
+            v: A variable of this strategy.
+
+        Returns:
+            An array.
+
+        Raises:
+            DistributedValueError: If it is not a variable, or one of another strategy.
+        """
         self._require_own(v, "extended.read_var")
         return v.read_value()
 
     def value_container(self, value: Any) -> Any:
-        """The variable that `value` is a copy of, or `value` itself."""
+        """The variable that `value` is a copy of, or `value` itself.
+
+        Args:
+            value: Any value.
+
+        Returns:
+            The variable, or `value`.
+        """
         if isinstance(value, ComponentView) and value._owner is not None:
             return value._owner
         return value
 
     def variable_created_in_scope(self, v: Any) -> bool:
-        """Whether `v` was created in this strategy's scope."""
+        """Whether `v` was created in this strategy's scope.
+
+        Args:
+            v: Any value.
+
+        Returns:
+            True if it is a variable of this strategy.
+        """
         return isinstance(v, Variable) and v.strategy is self._container_strategy
 
     def _require_own(self, v: Any, call: str) -> None:

@@ -91,6 +91,9 @@ class ExtendedInput:
             numpy_input: An array, or a tuple or dict of arrays; a list of arrays is
                 stacked into one.
             session: Ignored: there are no sessions.
+
+        Returns:
+            A dataset with one element for each row.
         """
         del session
         instead = "data.Dataset.from_tensor_slices"
@@ -136,6 +139,9 @@ class InputVerbs:
             auto_shard_policy: How the data is divided among workers; what `dataset`
                 itself asks for if None.
 
+        Returns:
+            The distributed dataset. Iterate over it for a value for each step.
+
         Raises:
             ReplicationModeError: If `options` ask for one pipeline per replica.
             ShardingError: If files were to be divided and there is not one for each worker.
@@ -166,7 +172,17 @@ class InputVerbs:
         batch_size: int | None = None,
         auto_shard_policy: AutoShardPolicy | str | None = None,
     ) -> DistributedDataset:
-        """`distribute_dataset` by the name that the documents use."""
+        """`distribute_dataset` by the name that the documents use.
+
+        Args:
+            dataset: As for `distribute_dataset`.
+            options: As for `distribute_dataset`.
+            batch_size: As for `distribute_dataset`.
+            auto_shard_policy: As for `distribute_dataset`.
+
+        Returns:
+            The distributed dataset.
+        """
         return self.distribute_dataset(
             dataset, options, batch_size=batch_size, auto_shard_policy=auto_shard_policy
         )
@@ -180,6 +196,9 @@ class InputVerbs:
             dataset_fn: Makes the pipeline of one worker (or of one replica, if `options`
                 say so) from an `InputContext`; its batches are those of one replica.
             options: How batches are handed to the replicas.
+
+        Returns:
+            The distributed dataset. Iterate over it for a value for each step.
 
         Example:
             >>> import replicax as rx
@@ -197,13 +216,28 @@ class InputVerbs:
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: DatasetFn, options: InputOptions | None = None
     ) -> DistributedDataset:
-        """`distribute_datasets_from_function` by the name that the documents use."""
+        """`distribute_datasets_from_function` by the name that the documents use.
+
+        Args:
+            dataset_fn: As for `distribute_datasets_from_function`.
+            options: As for `distribute_datasets_from_function`.
+
+        Returns:
+            The distributed dataset.
+        """
         return self.distribute_datasets_from_function(dataset_fn, options)
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Any:
         """Deprecated: ``data.Dataset.from_tensor_slices``.
 
         A list of arrays is stacked into one; tuples and dicts are structure.
+
+        Args:
+            numpy_input: An array, or a tuple, dict or list of arrays.
+            session: Ignored: there are no sessions.
+
+        Returns:
+            A dataset with one element for each row.
         """
         return self.extended.experimental_make_numpy_dataset(numpy_input, session)
 
@@ -248,5 +282,8 @@ def experimental_make_numpy_dataset(numpy_input: Any) -> Any:
     Args:
         numpy_input: An array, or a tuple or dict of arrays; a list of arrays is
             stacked into one.
+
+    Returns:
+        A dataset with one element for each row.
     """
     return stack.get_strategy().experimental_make_numpy_dataset(numpy_input)

@@ -38,6 +38,9 @@ class LogicalDeviceVerbs:
             partition_dimensions: Into how many pieces each dim is cut; their product is the
                 number of logical devices of a replica.
 
+        Returns:
+            `tensor`, with its layout.
+
         Raises:
             ValueError: If there is not one number for each dim, if their product is not the
                 number of logical devices, or if a dim cannot be divided by its number.
@@ -63,6 +66,9 @@ class LogicalDeviceVerbs:
 
         Args:
             tensor: A value of the replica.
+
+        Returns:
+            `tensor`, with its layout.
         """
         mesh = self.extended.mesh
         return nest.map_leaves(lambda leaf: _constrained(leaf, PartitionSpec(), mesh), tensor)
@@ -76,6 +82,9 @@ class LogicalDeviceVerbs:
         Args:
             tensor: A value of the replica.
             logical_device_id: The number of a logical device of the replica.
+
+        Returns:
+            `tensor`.
 
         Raises:
             ValueError: If there is no logical device of that number.

@@ -119,6 +119,10 @@ class MultiStepContext:
     def set_non_tensor_output(self, name: str, output: Any) -> None:
         """Keeps `output`, any object; in replica context a tuple of what the replicas have.
 
+        Args:
+            name: What to call it.
+            output: The object.
+
         Raises:
             TypeError: For an array that exists only inside a compiled program.
         """

@@ -36,6 +36,12 @@ def elementwise(fn: Fn) -> Fn:
     nothing is gathered. Scalars and values of other shapes come as they are. Where values are
     whole it is called as any other function.
 
+    Args:
+        fn: The function.
+
+    Returns:
+        A function that does what `fn` does.
+
     Example:
         >>> import replicax as rx
         >>> @rx.experimental.elementwise

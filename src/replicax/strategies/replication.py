@@ -89,6 +89,10 @@ class Replication:
                 all-reduce if None.
             logical_devices: How many of the devices, one after the other, a replica spans.
             partition_rules: How variables are cut over these, by their names.
+
+        Raises:
+            ValueError: If the devices cannot be divided into groups of `logical_devices`.
+            TypeError: If `cross_device_ops` is not a `CrossDeviceOps`.
         """
         if worker_devices is None:
             found = devices.local_devices()
@@ -140,7 +144,18 @@ class Replication:
         return f"worker {rank}" if joined is None else joined.names[rank]
 
     def create_variable(self, **options: Any) -> Variable:
-        """Creates a variable for code in this strategy's scope, on the devices asked for."""
+        """Creates a variable for code in this strategy's scope, on the devices asked for.
+
+        Args:
+            **options: The arguments of ``Variable``, by name.
+
+        Returns:
+            The variable.
+
+        Raises:
+            VariableError: If ``colocate_vars_with`` asks for several of the devices, but not
+                all of them.
+        """
         asked = asked_devices()
         strategy = self._container_strategy
         if asked is None or asked == self.mesh.local_devices:
@@ -160,6 +175,9 @@ class Replication:
 
     def set_sharding(self, sharding: Sharding | None) -> None:
         """Says what is split over the replicas; the ``__init__`` of a strategy may call it.
+
+        Args:
+            sharding: What to split; None for nothing.
 
         Raises:
             TypeError: If it is no `Sharding`.
@@ -210,7 +228,23 @@ class Replication:
         kwargs: dict[str, Any],
         options: RunOptions | None,
     ) -> Any:
-        """Runs `fn` on every replica: compiled where that was asked for, else eagerly."""
+        """Runs `fn` on every replica: compiled where that was asked for, else eagerly.
+
+        Args:
+            fn: The function.
+            args: Its arguments.
+            kwargs: The same by keyword.
+            options: How to run it; None for the defaults.
+
+        Returns:
+            The merged results, as ``Strategy.run`` gives them.
+
+        Raises:
+            ContextError: Inside ``merge_call`` and ``extended.update``, while the replicas wait.
+            TypeError: If `fn` is not callable, or `options` are not a `RunOptions`.
+            DistributedValueError: If an argument has components for the replicas of another
+                strategy.
+        """
         entry = stack.top()
         if entry is not None and entry.mode in (stack.Mode.MERGE, stack.Mode.UPDATE):
             raise ContextError(
@@ -263,7 +297,19 @@ class Replication:
         args: tuple[Any, ...] | list[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Runs `fn` once per replica, in replica context."""
+        """Runs `fn` once per replica, in replica context.
+
+        Args:
+            fn: The function.
+            args: Its arguments, nests of values and distributed values.
+            kwargs: The same by keyword.
+
+        Returns:
+            The merged results, as ``Strategy.run`` gives them.
+
+        Raises:
+            ContextError: If called inside ``run`` of this strategy, or inside another scope.
+        """
         stack.require_outside_run(self._container_strategy, "extended.call_for_each_replica")
         return self.run(fn, tuple(args), dict(kwargs or {}), None)
 
@@ -380,18 +426,48 @@ class Replication:
     # -- values ------------------------------------------------------------------------------
 
     def reduce(self, op: ReduceOp, value: Any, axis: Any) -> Any:
-        """Combines a nest across replicas and, with `axis`, over that dim."""
+        """Combines a nest across replicas and, with `axis`, over that dim.
+
+        Args:
+            op: How to combine.
+            value: A nest of values.
+            axis: The dim, a tuple of dims, or None for replicas only.
+
+        Returns:
+            An array for each leaf of `value`, on one device.
+
+        Raises:
+            ReductionError: If components cannot be combined.
+        """
         axis = tuple(axis) if isinstance(axis, list) else axis
         return nest.map_leaves(
             lambda leaf: reduce_leaf(op, leaf, axis, self.mesh, self._reduction), value
         )
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Concatenates a nest over all replicas."""
+        """Concatenates a nest over all replicas.
+
+        Args:
+            value: A nest of values.
+            axis: The dim to concatenate.
+
+        Returns:
+            An array for each leaf of `value`, on one device.
+
+        Raises:
+            ReductionError: If components differ in another dim, or have no dims.
+        """
         return nest.map_leaves(lambda leaf: gather_leaf(leaf, axis, self.mesh), value)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """The components of `value` on this worker."""
+        """The components of `value` on this worker.
+
+        Args:
+            value: A nest of values.
+
+        Returns:
+            One value for each replica of this worker.
+        """
         if isinstance(value, DistributedValues):
             return tuple(value.values)  # pyright: ignore[reportAttributeAccessIssue]
         leaves = nest.flatten(value)[0]
@@ -403,7 +479,14 @@ class Replication:
         )
 
     def values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """One value per replica."""
+        """One value per replica.
+
+        Args:
+            value_fn: Called once for each replica of this worker, with a `ValueContext`.
+
+        Returns:
+            A `PerReplica` for each leaf of what `value_fn` returns.
+        """
         count = self.num_replicas_in_sync
         values = [value_fn(ValueContext(i, count)) for i in self.mesh.local_replicas]
         return nest.transpose(
@@ -411,7 +494,17 @@ class Replication:
         )
 
     def distribute_batch(self, batch: Any) -> Any:
-        """Divides one global batch among the replicas."""
+        """Divides one global batch among the replicas.
+
+        Args:
+            batch: A nest of arrays, all with the same number of rows.
+
+        Returns:
+            A `PerReplica` for each leaf.
+
+        Raises:
+            BatchError: If the leaves cannot be divided on dim 0, or differ in it.
+        """
         return placing.distribute_batch(batch, self.mesh)
 
 

@@ -42,12 +42,29 @@ class V1Spelling:
         kwargs: dict[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
-        """Deprecated: ``run``."""
+        """Deprecated: ``run``.
+
+        Args:
+            fn: As for ``run``.
+            args: As for ``run``.
+            kwargs: As for ``run``.
+            options: As for ``run``.
+
+        Returns:
+            What ``run`` returns.
+        """
         notices.deprecate("Strategy.experimental_run_v2", "Strategy.run")
         return self.run(fn, args, kwargs, options)
 
     def experimental_run(self: Any, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
         """Deprecated: ``run``, with the next element of `input_iterator` as argument.
+
+        Args:
+            fn: As for ``run``.
+            input_iterator: Gives the argument; without it `fn` gets none.
+
+        Returns:
+            What ``run`` returns.
 
         Raises:
             OutOfRangeError: If the iterator has ended.
@@ -66,7 +83,14 @@ class V1Spelling:
             return self.run(fn, args=(item,))
 
     def make_dataset_iterator(self: Any, dataset: Any) -> DistributedIterator:
-        """Deprecated: ``iter(distribute_dataset(dataset))``."""
+        """Deprecated: ``iter(distribute_dataset(dataset))``.
+
+        Args:
+            dataset: As for ``distribute_dataset``.
+
+        Returns:
+            The iterator.
+        """
         notices.deprecate(
             "Strategy.make_dataset_iterator", "iter(Strategy.experimental_distribute_dataset(...))"
         )
@@ -77,7 +101,15 @@ class V1Spelling:
         input_fn: Callable[[InputContext], Any],
         replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
     ) -> DistributedIterator:
-        """Deprecated: ``iter(distribute_datasets_from_function(input_fn))``."""
+        """Deprecated: ``iter(distribute_datasets_from_function(input_fn))``.
+
+        Args:
+            input_fn: As the `dataset_fn` of ``distribute_datasets_from_function``.
+            replication_mode: How often `input_fn` is called.
+
+        Returns:
+            The iterator.
+        """
         notices.deprecate(
             "Strategy.make_input_fn_iterator",
             "iter(Strategy.distribute_datasets_from_function(...))",
@@ -86,18 +118,37 @@ class V1Spelling:
         return self.distribute_datasets_from_function(input_fn, options).__iter__()
 
     def unwrap(self: Any, value: Any) -> tuple[Any, ...]:
-        """Deprecated: ``experimental_local_results``."""
+        """Deprecated: ``experimental_local_results``.
+
+        Args:
+            value: As for ``experimental_local_results``.
+
+        Returns:
+            One value for each replica of this worker.
+        """
         notices.deprecate("Strategy.unwrap", "Strategy.experimental_local_results")
         return self.experimental_local_results(value)
 
     def group(self: Any, value: Any, name: str | None = None) -> None:
-        """Deprecated: nothing. What made `value` has happened, there is nothing left to group."""
+        """Deprecated: nothing. What made `value` has happened, there is nothing left to group.
+
+        Args:
+            value: Ignored.
+            name: Ignored.
+        """
         del value, name
         notices.deprecate("Strategy.group", "nothing (there is no graph to order)")
 
     @contextlib.contextmanager
     def colocate_vars_with(self: Any, colocate_with_variable: Any) -> Iterator[None]:
-        """Deprecated: ``extended.colocate_vars_with``."""
+        """Deprecated: ``extended.colocate_vars_with``.
+
+        Args:
+            colocate_with_variable: As for ``extended.colocate_vars_with``.
+
+        Returns:
+            A context manager.
+        """
         notices.deprecate("Strategy.colocate_vars_with", "Strategy.extended.colocate_vars_with")
         with self.extended.colocate_vars_with(colocate_with_variable):
             yield

@@ -51,6 +51,7 @@ def check_mirrored(strategy: Any, variables: Any = None) -> MirroredReport:
     Raises:
         CheckError: An AssertionError that names the variables, the copies and the
             largest difference.
+        ValueError: If `variables` contains anything but variables of `strategy`.
 
     Example:
         >>> import replicax as rx

@@ -61,6 +61,9 @@ def find_nan(target: Any) -> NanFinding | None:
         target: A strategy, for all its variables; or a nest of variables, arrays
             and results of ``run``.
 
+    Returns:
+        The finding, or None.
+
     Example:
         >>> import replicax as rx
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -85,6 +88,9 @@ def nan_checked(fn: Callable[..., Any], strategy: Any) -> Callable[..., Any]:
     Args:
         fn: A function or a compiled ``function``.
         strategy: The strategy whose variables it writes.
+
+    Returns:
+        The function that checks.
 
     Raises:
         CheckError: From the returned function: an AssertionError that names the

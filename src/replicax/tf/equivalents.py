@@ -62,6 +62,9 @@ def missing(namespace: str, name: str) -> AttributeError:
         namespace: ``tf``, ``tf.math`` or ``tf.nn``.
         name: What was asked for.
 
+    Returns:
+        The error, which says what to write instead.
+
     Example:
         >>> missing("tf", "sin")
         AttributeError("replicax.tf has no 'sin'. Write jax.numpy.sin.")

@@ -25,6 +25,12 @@ __all__ = [
 def flatten(structure: typing.Any) -> list[typing.Any]:
     """The leaves of `structure`; dicts in the order of their keys.
 
+    Args:
+        structure: A nest.
+
+    Returns:
+        The leaves.
+
     Example:
         >>> flatten({"b": 2, "a": (1, None)})
         [1, None, 2]
@@ -34,6 +40,17 @@ def flatten(structure: typing.Any) -> list[typing.Any]:
 
 def map_structure(func: abc.Callable[..., typing.Any], *structure: typing.Any) -> typing.Any:
     """`func` of the corresponding leaves of one or more nests of the same structure.
+
+    Args:
+        func: Called with one leaf of each nest.
+        *structure: The nests.
+
+    Returns:
+        A nest of what `func` returns.
+
+    Raises:
+        ValueError: If there is no nest, or they are nested differently.
+        TypeError: If they differ in the types of their containers or in dict keys.
 
     Example:
         >>> map_structure(lambda x, y: x + y, (1, [2]), (10, [20]))
@@ -48,6 +65,13 @@ def map_structure(func: abc.Callable[..., typing.Any], *structure: typing.Any) -
 
 def pack_sequence_as(structure: typing.Any, flat_sequence: abc.Sequence[typing.Any]) -> typing.Any:
     """A nest like `structure` with the leaves of `flat_sequence`.
+
+    Args:
+        structure: A nest.
+        flat_sequence: The leaves, in the order of `flatten`.
+
+    Returns:
+        The new nest.
 
     Raises:
         ValueError: If the number of leaves differs.
@@ -95,6 +119,12 @@ def assert_same_structure(nest1: typing.Any, nest2: typing.Any, check_types: boo
 
 def is_nested(structure: typing.Any) -> bool:
     """Whether `structure` is a container, not a leaf.
+
+    Args:
+        structure: Any value.
+
+    Returns:
+        True for a container, an empty one too.
 
     Example:
         >>> is_nested([]), is_nested(1.0)

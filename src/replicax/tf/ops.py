@@ -63,6 +63,9 @@ def constant(
         shape: Its shape; a single element is repeated to fill it.
         name: Ignored.
 
+    Returns:
+        The array.
+
     Raises:
         TypeError: If `value` is of a kind that `dtype` cannot hold.
         ValueError: If `value` is too large for `dtype`, or for JAX without 64-bit types.
@@ -85,6 +88,14 @@ def convert_to_tensor(
     value: typing.Any, dtype: typing.Any = None, name: str | None = None
 ) -> jax.Array:
     """`value` as an array; an array or the value of a variable comes back as it is.
+
+    Args:
+        value: A number, an array, a variable, or nested lists of them.
+        dtype: Its dtype; float32 for Python floats and int32 for Python ints if None.
+        name: Ignored.
+
+    Returns:
+        The array.
 
     Raises:
         TypeError: If `value` is of a kind that `dtype` cannot hold, or no number.
@@ -109,25 +120,61 @@ def convert_to_tensor(
 def ones(
     shape: typing.Any, dtype: typing.Any = dtypes.float32, name: str | None = None
 ) -> jax.Array:
-    """An array of ones."""
+    """An array of ones.
+
+    Args:
+        shape: Its shape.
+        dtype: Its dtype.
+        name: Ignored.
+
+    Returns:
+        The array.
+    """
     return jnp.ones(_sizes(shape), _canonical(dtype))
 
 
 def zeros(
     shape: typing.Any, dtype: typing.Any = dtypes.float32, name: str | None = None
 ) -> jax.Array:
-    """An array of zeros."""
+    """An array of zeros.
+
+    Args:
+        shape: Its shape.
+        dtype: Its dtype.
+        name: Ignored.
+
+    Returns:
+        The array.
+    """
     return jnp.zeros(_sizes(shape), _canonical(dtype))
 
 
 def ones_like(input: typing.Any, dtype: typing.Any = None, name: str | None = None) -> jax.Array:
-    """Ones, with the shape and (unless given) the dtype of `input`."""
+    """Ones, with the shape and (unless given) the dtype of `input`.
+
+    Args:
+        input: An array.
+        dtype: Another dtype.
+        name: Ignored.
+
+    Returns:
+        The array.
+    """
     tensor = convert_to_tensor(input)
     return ones(tensor.shape, tensor.dtype if dtype is None else dtype)
 
 
 def zeros_like(input: typing.Any, dtype: typing.Any = None, name: str | None = None) -> jax.Array:
-    """Zeros, with the shape and (unless given) the dtype of `input`."""
+    """Zeros, with the shape and (unless given) the dtype of `input`.
+
+    Args:
+        input: An array.
+        dtype: Another dtype.
+        name: Ignored.
+
+    Returns:
+        The array.
+    """
     tensor = convert_to_tensor(input)
     return zeros(tensor.shape, tensor.dtype if dtype is None else dtype)
 
@@ -140,6 +187,16 @@ def range(
     name: str = "range",
 ) -> jax.Array:
     """The numbers from `start` (0 if it is the only argument) up to, not including, `limit`.
+
+    Args:
+        start: The first number; the limit, if it is the only argument.
+        limit: Where to stop.
+        delta: From one number to the next.
+        dtype: Their dtype; that of the arguments if None.
+        name: Ignored.
+
+    Returns:
+        The array.
 
     Example:
         >>> range(1, 6, 2)
@@ -160,6 +217,9 @@ def device(device_name: typing.Any) -> contextlib.AbstractContextManager[typing.
         device_name: A name such as ``"CPU:0"``, one of ``extended.worker_devices``, a
             logical device, a JAX device, or None for JAX's default.
 
+    Returns:
+        A context manager.
+
     Example:
         >>> with device("CPU:1"):
         ...     x = constant(1.0)
@@ -175,12 +235,28 @@ def device(device_name: typing.Any) -> contextlib.AbstractContextManager[typing.
 
 
 def identity(input: typing.Any, name: str | None = None) -> jax.Array:
-    """A new array with the value of `input`."""
+    """A new array with the value of `input`.
+
+    Args:
+        input: An array.
+        name: Ignored.
+
+    Returns:
+        The copy.
+    """
     return jnp.copy(convert_to_tensor(input))
 
 
 def cast(x: typing.Any, dtype: typing.Any, name: str | None = None) -> jax.Array:
     """`x` converted to `dtype`, rounded where it must be.
+
+    Args:
+        x: An array.
+        dtype: The dtype.
+        name: Ignored.
+
+    Returns:
+        The array.
 
     Example:
         >>> cast([1.8, 2.2], dtypes.int32)
@@ -192,17 +268,43 @@ def cast(x: typing.Any, dtype: typing.Any, name: str | None = None) -> jax.Array
 def shape(
     input: typing.Any, out_type: typing.Any = dtypes.int32, name: str | None = None
 ) -> jax.Array:
-    """The shape of `input`, as an array."""
+    """The shape of `input`, as an array.
+
+    Args:
+        input: An array.
+        out_type: The dtype of the result.
+        name: Ignored.
+
+    Returns:
+        One size for each dim.
+    """
     return constant(list(convert_to_tensor(input).shape), out_type)
 
 
 def reshape(tensor: typing.Any, shape: typing.Any, name: str | None = None) -> jax.Array:
-    """`tensor` with another shape; one size may be -1."""
+    """`tensor` with another shape; one size may be -1.
+
+    Args:
+        tensor: An array.
+        shape: The new shape.
+        name: Ignored.
+
+    Returns:
+        The array.
+    """
     return convert_to_tensor(tensor).reshape(_sizes(shape))
 
 
 def stack(values: typing.Any, axis: int = 0, name: str = "stack") -> jax.Array:
     """Arrays of one shape, along a new `axis`.
+
+    Args:
+        values: The arrays.
+        axis: Where the new dim is.
+        name: Ignored.
+
+    Returns:
+        The array.
 
     Example:
         >>> stack([[1, 2], [3, 4]], axis=1)
@@ -213,7 +315,16 @@ def stack(values: typing.Any, axis: int = 0, name: str = "stack") -> jax.Array:
 
 
 def concat(values: typing.Any, axis: int, name: str = "concat") -> jax.Array:
-    """Arrays, one after the other along `axis`."""
+    """Arrays, one after the other along `axis`.
+
+    Args:
+        values: The arrays; they may differ in the size along `axis`.
+        axis: The dim.
+        name: Ignored.
+
+    Returns:
+        The array.
+    """
     return jnp.concatenate([convert_to_tensor(value) for value in values], axis)
 
 
@@ -221,27 +332,71 @@ def concat(values: typing.Any, axis: int, name: str = "concat") -> jax.Array:
 
 
 def add(x: typing.Any, y: typing.Any, name: str | None = None) -> jax.Array:
-    """The sum of `x` and `y`."""
+    """The sum of `x` and `y`.
+
+    Args:
+        x: An array or a number.
+        y: An array or a number.
+        name: Ignored.
+
+    Returns:
+        The array.
+    """
     return jnp.add(*_operands(x, y))
 
 
 def subtract(x: typing.Any, y: typing.Any, name: str | None = None) -> jax.Array:
-    """`x` minus `y`."""
+    """`x` minus `y`.
+
+    Args:
+        x: An array or a number.
+        y: An array or a number.
+        name: Ignored.
+
+    Returns:
+        The array.
+    """
     return jnp.subtract(*_operands(x, y))
 
 
 def multiply(x: typing.Any, y: typing.Any, name: str | None = None) -> jax.Array:
-    """The product of `x` and `y`, element by element."""
+    """The product of `x` and `y`, element by element.
+
+    Args:
+        x: An array or a number.
+        y: An array or a number.
+        name: Ignored.
+
+    Returns:
+        The array.
+    """
     return jnp.multiply(*_operands(x, y))
 
 
 def divide(x: typing.Any, y: typing.Any, name: str | None = None) -> jax.Array:
-    """`x` divided by `y`; integers give a float."""
+    """`x` divided by `y`; integers give a float.
+
+    Args:
+        x: An array or a number.
+        y: An array or a number.
+        name: Ignored.
+
+    Returns:
+        The array.
+    """
     return jnp.divide(*_operands(x, y))
 
 
 def square(x: typing.Any, name: str | None = None) -> jax.Array:
-    """`x` times `x`."""
+    """`x` times `x`.
+
+    Args:
+        x: An array or a number.
+        name: Ignored.
+
+    Returns:
+        The array.
+    """
     return jnp.square(convert_to_tensor(x))
 
 
@@ -252,7 +407,18 @@ def matmul(
     transpose_b: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """The matrix product, with either side transposed first if asked."""
+    """The matrix product, with either side transposed first if asked.
+
+    Args:
+        a: A matrix, or a stack of matrices.
+        b: Another.
+        transpose_a: Whether to transpose `a` first.
+        transpose_b: Whether to transpose `b` first.
+        name: Ignored.
+
+    Returns:
+        The product.
+    """
     a, b = _operands(a, b)
     return jnp.matmul(
         jnp.matrix_transpose(a) if transpose_a else a,
@@ -271,6 +437,15 @@ def reduce_sum(
 ) -> jax.Array:
     """The sum over `axis`, or of all elements, in the dtype of `input_tensor`.
 
+    Args:
+        input_tensor: An array.
+        axis: The dim, or several; all if None.
+        keepdims: Whether these dims stay, with size 1.
+        name: Ignored.
+
+    Returns:
+        The sums.
+
     Example:
         >>> reduce_sum([[1.0, 2.0], [3.0, 4.0]], axis=0)
         Array([4., 6.], dtype=float32)
@@ -286,7 +461,17 @@ def reduce_mean(
     keepdims: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """The mean over `axis`, or of all elements; integers give a float."""
+    """The mean over `axis`, or of all elements; integers give a float.
+
+    Args:
+        input_tensor: An array.
+        axis: The dim, or several; all if None.
+        keepdims: Whether these dims stay, with size 1.
+        name: Ignored.
+
+    Returns:
+        The means.
+    """
     return jnp.mean(convert_to_tensor(input_tensor), _dims(axis), keepdims=keepdims)
 
 
@@ -296,7 +481,17 @@ def reduce_max(
     keepdims: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """The largest element over `axis`, or of all."""
+    """The largest element over `axis`, or of all.
+
+    Args:
+        input_tensor: An array.
+        axis: The dim, or several; all if None.
+        keepdims: Whether these dims stay, with size 1.
+        name: Ignored.
+
+    Returns:
+        The largest elements.
+    """
     return jnp.max(convert_to_tensor(input_tensor), _dims(axis), keepdims=keepdims)
 
 
@@ -306,7 +501,17 @@ def reduce_min(
     keepdims: bool = False,
     name: str | None = None,
 ) -> jax.Array:
-    """The smallest element over `axis`, or of all."""
+    """The smallest element over `axis`, or of all.
+
+    Args:
+        input_tensor: An array.
+        axis: The dim, or several; all if None.
+        keepdims: Whether these dims stay, with size 1.
+        name: Ignored.
+
+    Returns:
+        The smallest elements.
+    """
     return jnp.min(convert_to_tensor(input_tensor), _dims(axis), keepdims=keepdims)
 
 

@@ -84,6 +84,9 @@ class ArrayOperators:
     def numpy(self) -> np.ndarray:
         """A copy of the value on the host.
 
+        Returns:
+            A host array.
+
         Example:
             >>> import replicax as rx
             >>> rx.Variable([1.0, 2.0]).numpy()

@@ -55,6 +55,12 @@ def variable_creator_scope(variable_creator: Creator) -> Iterator[None]:
     scope first, once per variable however many replicas there are, and usually
     ends with ``return next_creator(**kwargs)``.
 
+    Args:
+        variable_creator: The function.
+
+    Returns:
+        A context manager.
+
     Example:
         >>> import replicax as rx
         >>> def double(next_creator, **kwargs):

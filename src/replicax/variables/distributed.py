@@ -123,15 +123,45 @@ class VariableCopy(AssignableOperators, ComponentView):
         return self._storage.component(self._index) if pending is None else pending
 
     def assign(self, value: Any) -> VariableCopy:
-        """Replaces this copy; only in the function passed to ``extended.update``."""
+        """Replaces this copy; only in the function passed to ``extended.update``.
+
+        Args:
+            value: The new value.
+
+        Returns:
+            This copy.
+
+        Raises:
+            ContextError: Anywhere else.
+        """
         return self._assign("assign", value)
 
     def assign_add(self, delta: Any) -> VariableCopy:
-        """Adds to this copy; only in the function passed to ``extended.update``."""
+        """Adds to this copy; only in the function passed to ``extended.update``.
+
+        Args:
+            delta: What to add.
+
+        Returns:
+            This copy.
+
+        Raises:
+            ContextError: Anywhere else.
+        """
         return self._assign("assign_add", delta)
 
     def assign_sub(self, delta: Any) -> VariableCopy:
-        """Subtracts from this copy; only in the function passed to ``extended.update``."""
+        """Subtracts from this copy; only in the function passed to ``extended.update``.
+
+        Args:
+            delta: What to subtract.
+
+        Returns:
+            This copy.
+
+        Raises:
+            ContextError: Anywhere else.
+        """
         return self._assign("assign_sub", delta)
 
     def _assign(self, method: str, value: Any) -> VariableCopy:

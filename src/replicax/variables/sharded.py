@@ -179,15 +179,36 @@ class VariablePart(AssignableOperators, ComponentView):
         return self._variable._read_part()
 
     def assign(self, value: Any) -> VariablePart:
-        """Replaces the part."""
+        """Replaces the part.
+
+        Args:
+            value: The new value, a row of elements.
+
+        Returns:
+            This part.
+        """
         return self._assign("assign", value)
 
     def assign_add(self, delta: Any) -> VariablePart:
-        """Adds to the part."""
+        """Adds to the part.
+
+        Args:
+            delta: What to add, a row of elements.
+
+        Returns:
+            This part.
+        """
         return self._assign("assign_add", delta)
 
     def assign_sub(self, delta: Any) -> VariablePart:
-        """Subtracts from the part."""
+        """Subtracts from the part.
+
+        Args:
+            delta: What to subtract, a row of elements.
+
+        Returns:
+            This part.
+        """
         return self._assign("assign_sub", delta)
 
     def _assign(self, method: str, value: Any) -> VariablePart:

@@ -239,15 +239,54 @@ class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
     # -- assigning ---------------------------------------------------------------------------
 
     def assign(self, value: Any) -> Variable:
-        """Replaces the value; in a replica, values are first combined by the aggregation."""
+        """Replaces the value; in a replica, values are first combined by the aggregation.
+
+        Args:
+            value: The new value, of the variable's shape.
+
+        Returns:
+            This variable, so that calls can be chained.
+
+        Raises:
+            VariableError: If the value does not fit, or it is not known how to combine those of the
+                replicas.
+            DistributedValueError: If the value is a `PerReplica`, in cross-replica context.
+            StaleReadError: In a JAX transformation that Replicax did not start.
+        """
         return self._assign("assign", value)
 
     def assign_add(self, delta: Any) -> Variable:
-        """Adds `delta`; in a replica, deltas are first combined by the aggregation."""
+        """Adds `delta`; in a replica, deltas are first combined by the aggregation.
+
+        Args:
+            delta: What to add.
+
+        Returns:
+            This variable, so that calls can be chained.
+
+        Raises:
+            VariableError: If the value does not fit, or it is not known how to combine those of the
+                replicas.
+            DistributedValueError: If the value is a `PerReplica`, in cross-replica context.
+            StaleReadError: In a JAX transformation that Replicax did not start.
+        """
         return self._assign("assign_add", delta)
 
     def assign_sub(self, delta: Any) -> Variable:
-        """Subtracts `delta`; in a replica, deltas are first combined by the aggregation."""
+        """Subtracts `delta`; in a replica, deltas are first combined by the aggregation.
+
+        Args:
+            delta: What to subtract.
+
+        Returns:
+            This variable, so that calls can be chained.
+
+        Raises:
+            VariableError: If the value does not fit, or it is not known how to combine those of the
+                replicas.
+            DistributedValueError: If the value is a `PerReplica`, in cross-replica context.
+            StaleReadError: In a JAX transformation that Replicax did not start.
+        """
         return self._assign("assign_sub", delta)
 
     def _assign(self, method: str, value: Any) -> Variable:

@@ -97,6 +97,12 @@ class Dataset(metaclass=_DatasetType):
             tensors: An array or a nest of arrays of one length. A list is one array,
                 tuples and dicts are structure.
             name: Accepted.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            BatchError: If the arrays differ in length, or one has no dims.
         """
         return Dataset(sources.slices_of(tensors))
 
@@ -107,6 +113,9 @@ class Dataset(metaclass=_DatasetType):
         Args:
             tensors: The element, a nest of arrays.
             name: Accepted.
+
+        Returns:
+            The dataset.
         """
         element = elements.as_element(tensors, what="tensors")
         return Dataset(sources.Single(element=elements.read_only(element)))
@@ -130,6 +139,12 @@ class Dataset(metaclass=_DatasetType):
             output_signature: A nest of `TensorSpec`. Elements are converted to its dtypes,
                 and their shapes checked. Without it, `element_spec` reads one element.
             name: Accepted.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            TypeError: If `generator` is not callable.
         """
         if not callable(generator):
             raise TypeError(
@@ -148,6 +163,9 @@ class Dataset(metaclass=_DatasetType):
             *args: ``stop``, or ``start, stop``, or ``start, stop, step``.
             output_type: Their dtype.
             name: Accepted.
+
+        Returns:
+            The dataset.
         """
         values = range(*(int(arg) for arg in args))
         return Dataset(sources.Numbers(values=values, dtype=np.dtype(output_type)))
@@ -160,6 +178,12 @@ class Dataset(metaclass=_DatasetType):
             *args: Datasets, or one nest (tuple, dict) of datasets.
             datasets: The nest, by name.
             name: Accepted.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            TypeError: If there is anything but datasets.
         """
         nested = datasets if datasets is not None else args[0] if len(args) == 1 else args
         leaves, structure = jax.tree_util.tree_flatten(
@@ -193,13 +217,31 @@ class Dataset(metaclass=_DatasetType):
                 runs that many elements ahead. The order stays.
             deterministic: Accepted; the order is always kept.
             name: Accepted.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            TypeError: If `map_func` is not callable.
+            BatchError: If `num_parallel_calls` is not a number of threads.
         """
         arguments.check_callable(map_func, "map")
         threads = arguments.num_threads(num_parallel_calls)
         return self._then(functions.Map, fn=map_func, num_threads=threads)
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
-        """The elements for which `predicate` is true."""
+        """The elements for which `predicate` is true.
+
+        Args:
+            predicate: Called like the function of `map`; returns a bool.
+            name: Accepted.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            TypeError: If `predicate` is not callable.
+        """
         arguments.check_callable(predicate, "filter")
         return self._then(functions.Filter, predicate=predicate)
 
@@ -221,6 +263,12 @@ class Dataset(metaclass=_DatasetType):
             reshuffle_each_iteration: Whether every pass, also each of `repeat`, has another
                 order. None means True.
             name: Accepted.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            BatchError: If `buffer_size` is less than 1.
         """
         return self._then(
             shuffling.Shuffle,
@@ -245,6 +293,12 @@ class Dataset(metaclass=_DatasetType):
             num_parallel_calls: Accepted; use it with `map`.
             deterministic: Accepted.
             name: Accepted.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            BatchError: If `batch_size` is less than 1.
         """
         size = arguments.batch_size(batch_size, "batch")
         return self._then(batching.Batch, batch_size=size, drop_remainder=bool(drop_remainder))
@@ -267,6 +321,12 @@ class Dataset(metaclass=_DatasetType):
                 strings by default.
             drop_remainder: Whether to leave out a last batch that is not full.
             name: Accepted.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            BatchError: If `batch_size` is less than 1.
         """
         return self._then(
             batching.PaddedBatch,
@@ -277,11 +337,29 @@ class Dataset(metaclass=_DatasetType):
         )
 
     def unbatch(self, name: str | None = None) -> Dataset:
-        """The rows of every element, one by one."""
+        """The rows of every element, one by one.
+
+        Args:
+            name: Accepted.
+
+        Returns:
+            The new dataset.
+        """
         return self._then(batching.Unbatch)
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
-        """Pass after pass; None or -1 never ends, unless there are no elements."""
+        """Pass after pass; None or -1 never ends, unless there are no elements.
+
+        Args:
+            count: How many passes.
+            name: Accepted.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            BatchError: If `count` is less than -1.
+        """
         if count is None or count == -1:
             return self._then(selection.Repeat, times=None)
         if arguments.count(count, "repeat") == 0:
@@ -289,19 +367,53 @@ class Dataset(metaclass=_DatasetType):
         return self._then(selection.Repeat, times=int(count))
 
     def take(self, count: int, name: str | None = None) -> Dataset:
-        """The first `count` elements; -1 takes all."""
+        """The first `count` elements; -1 takes all.
+
+        Args:
+            count: How many elements.
+            name: Accepted.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            BatchError: If `count` is less than -1.
+        """
         if count == -1:
             return self
         return self._then(selection.Slice, stop=arguments.count(count, "take"))
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
-        """The elements after the first `count`; -1 skips all."""
+        """The elements after the first `count`; -1 skips all.
+
+        Args:
+            count: How many elements.
+            name: Accepted.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            BatchError: If `count` is less than -1.
+        """
         if count == -1:
             return self.take(0)
         return self._then(selection.Slice, start=arguments.count(count, "skip"))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
-        """Every `num_shards`-th element, from number `index` on."""
+        """Every `num_shards`-th element, from number `index` on.
+
+        Args:
+            num_shards: Into how many parts the dataset is divided.
+            index: Which of them to take, from 0.
+            name: Accepted.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            ValueError: If there is no such part.
+        """
         if num_shards < 1 or not 0 <= index < num_shards:
             raise ValueError(
                 f"shard got num_shards={num_shards}, index={index}; expected at least 1 shard and "
@@ -310,7 +422,18 @@ class Dataset(metaclass=_DatasetType):
         return self._then(selection.Slice, start=int(index), step=int(num_shards))
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """The elements of this dataset, then those of `dataset`."""
+        """The elements of this dataset, then those of `dataset`.
+
+        Args:
+            dataset: What follows.
+            name: Accepted.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            TypeError: If it is not a `Dataset`.
+        """
         if not isinstance(dataset, Dataset):
             raise TypeError(
                 f"concatenate got {type(dataset).__name__}; expected a Dataset. Make one of arrays "
@@ -336,6 +459,13 @@ class Dataset(metaclass=_DatasetType):
             num_parallel_calls: If given, a thread for every open dataset reads ahead.
             deterministic: Accepted; the order is always the same.
             name: Accepted.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            TypeError: If `map_func` is not callable.
+            BatchError: If `cycle_length` or `block_length` is less than 1.
         """
         arguments.check_callable(map_func, "interleave")
         cycle = _CYCLE_LENGTH if cycle_length in (None, AUTOTUNE) else cycle_length
@@ -360,11 +490,27 @@ class Dataset(metaclass=_DatasetType):
         )
 
     def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Dataset:
-        """The elements of the datasets that `map_func` makes, one dataset after another."""
+        """The elements of the datasets that `map_func` makes, one dataset after another.
+
+        Args:
+            map_func: From an element to a `Dataset`.
+            name: Accepted.
+
+        Returns:
+            The new dataset.
+        """
         return self.interleave(map_func, cycle_length=1)
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
-        """Every element in a pair with its number, counted from `start` in every pass."""
+        """Every element in a pair with its number, counted from `start` in every pass.
+
+        Args:
+            start: The first number.
+            name: Accepted.
+
+        Returns:
+            The new dataset.
+        """
         return self._then(functions.Enumerate, start=int(start))
 
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
@@ -372,6 +518,16 @@ class Dataset(metaclass=_DatasetType):
 
         What was random or shuffled before it stays as it was in the first pass. A stream is
         kept once a pass over it has reached the end.
+
+        Args:
+            filename: Must be empty.
+            name: Accepted.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            ValueError: If there is a file name.
         """
         if filename:
             raise ValueError(
@@ -386,12 +542,29 @@ class Dataset(metaclass=_DatasetType):
         Args:
             buffer_size: How many; `AUTOTUNE` chooses.
             name: Accepted.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            BatchError: If `buffer_size` is less than 0.
         """
         size = _PREFETCH if buffer_size == AUTOTUNE else buffer_size
         return self._then(holding.Prefetch, buffer_size=arguments.count(size, "prefetch"))
 
     def with_options(self, options: Options, name: str | None = None) -> Dataset:
-        """Attaches a copy of `options`; what they set replaces what was set before."""
+        """Attaches a copy of `options`; what they set replaces what was set before.
+
+        Args:
+            options: The options.
+            name: Accepted.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            TypeError: If they are not `Options`.
+        """
         if not isinstance(options, Options):
             raise TypeError(f"with_options got {options!r}; expected data.Options.")
         return self._then(holding.WithOptions, options=Options().merge(options))
@@ -401,7 +574,17 @@ class Dataset(metaclass=_DatasetType):
         return holding.options_of(self._stage)
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
-        """What a function makes of this dataset."""
+        """What a function makes of this dataset.
+
+        Args:
+            transformation_func: From this dataset to another.
+
+        Returns:
+            What it returns.
+
+        Raises:
+            TypeError: If that is not a `Dataset`.
+        """
         made = transformation_func(self)
         if not isinstance(made, Dataset):
             raise TypeError(
@@ -421,6 +604,9 @@ class Dataset(metaclass=_DatasetType):
 
         Returns:
             The last state, host arrays.
+
+        Raises:
+            ValueError: If the dataset is endless.
         """
         if self.cardinality() == INFINITE:
             raise ValueError("reduce would never end on an endless dataset. Use take(count) first.")

@@ -111,7 +111,14 @@ class Options(_Settings):
         return distribute.auto_shard_policy if distribute._is_set("auto_shard_policy") else None
 
     def merge(self, options: Options) -> Options:
-        """These options, with what `options` sets instead."""
+        """These options, with what `options` sets instead.
+
+        Args:
+            options: The options that come later.
+
+        Returns:
+            New options.
+        """
         merged = copy.deepcopy(self)
         later = copy.deepcopy(options)
         distribute = merged._set["experimental_distribute"]

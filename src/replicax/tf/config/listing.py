@@ -13,6 +13,9 @@ def list_physical_devices(device_type: str | None = None) -> list[_devices.Physi
     Args:
         device_type: ``CPU``, ``GPU`` or ``TPU``; all if None.
 
+    Returns:
+        The devices, the CPU first.
+
     Example:
         >>> list_physical_devices("CPU")
         [PhysicalDevice(name='/physical_device:CPU:0', device_type='CPU')]
@@ -25,6 +28,9 @@ def list_logical_devices(device_type: str | None = None) -> list[_devices.Logica
 
     Args:
         device_type: ``CPU``, ``GPU`` or ``TPU``; all if None.
+
+    Returns:
+        The devices.
 
     Example:
         >>> list_logical_devices("CPU")[0].name

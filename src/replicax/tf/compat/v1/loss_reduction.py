@@ -11,6 +11,9 @@ def get_loss_reduction() -> enums.ReduceOp:
     Only an Estimator could make it MEAN; without one the loss itself must be
     divided by the global batch size.
 
+    Returns:
+        ``ReduceOp.SUM``.
+
     Example:
         >>> get_loss_reduction()
         <ReduceOp.SUM: 'SUM'>
