@@ -1,13 +1,18 @@
 """The two tiers of the tests: the quick one by default, everything with ``--full``.
 
-The quick tier leaves out tests marked ``slow`` or ``timing`` and thins the tables that the others
-run over: of the cases that differ in nothing but the named parameters it keeps a few. A hash of the
-case's name chooses them, so each run has the same ones, and different tests have different ones.
-Its programs are compiled with few optimizations, which takes a quarter less time; the full tier
-runs what users run.
+The quick tier leaves out tests marked ``slow`` or ``timing``. Every other test runs, but not with
+every case: over the strategies it runs with one in full and with a few others, and the cases of a
+test may take half a second together, or there is one. What a case takes was measured, see
+`COSTS`; a new test, which nobody has measured, runs whole. A hash of the case's name chooses, so
+each run has the same cases, and different tests have different ones.
+
+Programs of the quick tier are compiled with few optimizations, which takes a quarter less time;
+the full tier runs what users run.
 """
 
+import json
 import os
+import pathlib
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable
@@ -20,60 +25,86 @@ STRATEGIES = ("strategy", "distributed", "many", "in_place")
 WHOLE_ROW = "mirrored_2"  # runs with every executor and every other parameter
 NUM_OTHER_STRATEGIES = 2  # for a test, with one case each
 
+COSTS = pathlib.Path(__file__).with_name("costs.json")
+"""The seconds of a case, by test, where it matters. ``make costs`` measures them again."""
+
+BUDGET_SECONDS = 0.5
+"""What the cases of one test may take together in the quick tier, unless it is one case."""
+
+QUICK_SHARE = 5
+"""The quick tier draws one of so many random examples."""
+
+_is_full = False
+
+
+def examples(count: int) -> int:
+    """How many random examples to draw in this tier, where the full one draws `count`."""
+    return count if _is_full else -(-count // QUICK_SHARE)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run every case, not the quick tier only")
+    parser.addoption("--rest", action="store_true", help="run what the quick tier leaves out")
+    parser.addoption(
+        "--costs", action="store_true", help=f"measure {COSTS.name} again; with --full"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Sets how much the compiler optimizes, here and in the processes that tests start."""
-    if not config.getoption("--full"):
+    global _is_full
+    _is_full = config.getoption("--full") or config.getoption("--rest")
+    if not _is_full:
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         jax.config.update("jax_disable_most_optimizations", True)
+    if config.getoption("--costs") and config.getoption("--full"):
+        config.pluginmanager.register(_Costs())
 
 
 @pytest.fixture(scope="session")
-def is_full(request: pytest.FixtureRequest) -> bool:
+def is_full() -> bool:
     """Whether this run is asked for everything, for tests whose size depends on it."""
-    return request.config.getoption("--full")
+    return _is_full
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Reduces `items` to the quick tier."""
+    """Reduces `items` to those of the tier."""
     if config.getoption("--full"):
         return
+    quick = _quick(items)
+    chosen = _without(items, quick) if config.getoption("--rest") else quick
+    config.hook.pytest_deselected(items=_without(items, chosen))
+    items[:] = chosen
+
+
+def _quick(items: list[pytest.Item]) -> list[pytest.Item]:
     quick = [item for item in items if not any(map(item.get_closest_marker, FULL_ONLY))]
-    marked = defaultdict(list)
-    for item in quick:
-        if (marker := item.get_closest_marker("thin")) is not None:
-            marked[marker.args, marker.kwargs.get("keep", 1)].append(item)
-    for (names, keep), cases in marked.items():
-        quick = _without(quick, cases, kept=_thinned(cases, names, keep))
     others = [item for item in quick if _strategy_of(item) not in (None, WHOLE_ROW)]
     one_each = _few(others, lambda item: (_test_of(item), _strategy_of(item)), keep=1)
     quick = _without(quick, others, kept=_few(one_each, _test_of, keep=NUM_OTHER_STRATEGIES))
-    config.hook.pytest_deselected(items=_without(items, quick))
-    items[:] = quick
+    costs = json.loads(COSTS.read_text())
+    dear = [i for i in quick if _test_of(i) in costs and not i.get_closest_marker("whole")]
+    kept = [
+        item
+        for test, cases in _by(dear, _test_of).items()
+        for item in _few(cases, _test_of, keep=max(1, int(BUDGET_SECONDS / costs[test])))
+    ]
+    return _without(quick, dear, kept)
 
 
-def _thinned(items: list[pytest.Item], names: tuple[str, ...], keep: int) -> list[pytest.Item]:
-    """Of the cases that differ in the parameters `names` only, as many as `keep`."""
-
-    def rest(item: pytest.Item) -> Hashable:
-        # The cases of a test share the objects of its tables, which need not be hashable.
-        others = sorted((n, id(value)) for n, value in _params(item).items() if n not in names)
-        return _test_of(item), tuple(others)
-
-    return _few(items, rest, keep)
+def _by(items: list[pytest.Item], key: Callable[[pytest.Item], Hashable]) -> dict:
+    alike = defaultdict(list)
+    for item in items:
+        alike[key(item)].append(item)
+    return alike
 
 
 def _few(items: list[pytest.Item], key: Callable[[pytest.Item], Hashable], keep: int) -> list:
     """As many as `keep` of the items with the same key."""
-    alike = defaultdict(list)
-    for item in items:
-        alike[key(item)].append(item)
     by_hash = lambda item: zlib.crc32(item.nodeid.encode())  # noqa: E731
-    return [item for cases in alike.values() for item in sorted(cases, key=by_hash)[:keep]]
+    return [
+        item for cases in _by(items, key).values() for item in sorted(cases, key=by_hash)[:keep]
+    ]
 
 
 def _params(item: pytest.Item) -> dict[str, object]:
@@ -94,3 +125,22 @@ def _strategy_of(item: pytest.Item) -> str | None:
     params = _params(item)
     rows = [params[name] for name in STRATEGIES if name in params]
     return next((row for row in rows if isinstance(row, str)), None)
+
+
+class _Costs:
+    """Measures what the cases of each test take, and writes down the dear ones."""
+
+    def __init__(self) -> None:
+        self._seconds = defaultdict(lambda: defaultdict(float))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if "cluster" not in report.keywords:  # whose tests share what takes long
+            self._seconds[report.nodeid.partition("[")[0]][report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        costs = json.loads(COSTS.read_text())
+        for test, cases in self._seconds.items():
+            costs.pop(test, None)
+            if len(cases) > 1 and sum(cases.values()) > BUDGET_SECONDS:
+                costs[test] = round(sum(cases.values()) / len(cases), 3)
+        COSTS.write_text(json.dumps(costs, indent=1, sort_keys=True) + "\n")

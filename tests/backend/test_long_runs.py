@@ -211,7 +211,6 @@ def run(scenario: str, num_steps: int, setup: str) -> None:
     assert output.split() == ["limit", limit]
 
 
-@pytest.mark.thin("setup")
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_long_run_ends(scenario, setup):

@@ -86,7 +86,6 @@ def require_equal(found, expected, **tolerance):
         np.testing.assert_allclose(found[name], value, err_msg=name, **tolerance)
 
 
-@pytest.mark.thin("source")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("source", SOURCES)
 def test_pieces_are_restored_into_every_other_layout_and_back(source, target, tmp_path):

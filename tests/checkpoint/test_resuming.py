@@ -12,7 +12,6 @@ from tests.contracts.strategies import STRATEGIES
 from tests.functions.test_traces import compilations
 
 
-@pytest.mark.thin("name", keep=3)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_training_resumes_in_mid_epoch_with_the_same_bits(name, tmp_path):
     uninterrupted = Training(STRATEGIES[name]()).steps(3)

@@ -49,7 +49,6 @@ def values(variables):
     return {name: variable.numpy() for name, variable in variables.items()}
 
 
-@pytest.mark.thin("source")
 @pytest.mark.parametrize("target", STRATEGIES)
 @pytest.mark.parametrize("source", STRATEGIES)
 def test_every_variable_reads_the_same_after_a_restore_elsewhere(source, target, tmp_path):

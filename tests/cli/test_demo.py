@@ -55,7 +55,6 @@ def test_an_epoch_has_every_example_once_and_a_smaller_last_batch():
     assert all(np.array_equal(images, labels) for images, labels in batches)
 
 
-@pytest.mark.thin("num_replicas")
 @pytest.mark.parametrize("num_replicas", [3, 8])
 def test_training_gives_the_parameters_of_one_device(num_replicas: int, examples):
     # 70 images in batches of 32: the last one is 6, on 8 replicas 1,1,1,1,1,1,0,0.
@@ -137,6 +136,7 @@ def test_the_plot_is_a_png_of_both_curves(tmp_path: pathlib.Path):
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+@pytest.mark.slow
 def test_the_command_trains_compares_and_saves_the_plot(tmp_path: pathlib.Path):
     path = tmp_path / "demo.png"
     output = _run_command(replicas=2, output=path)

@@ -202,6 +202,7 @@ def test_no_worker_outlives_a_launcher_that_is_killed(tmp_path: pathlib.Path):
         assert wait_until(lambda: not any(map(is_running, pids)))
 
 
+@pytest.mark.slow
 def test_two_launchers_make_one_cluster(tmp_path: pathlib.Path):
     script = write_script(tmp_path, "print(worker, len(config['cluster']['worker']))")
     token = tmp_path / "token"

@@ -138,6 +138,7 @@ def test_one_device_strategy_equals_the_default():
     assert_same(result, reference("sgd", NUM_STEPS))
 
 
+@pytest.mark.slow
 def test_eager_training_equals_one_device():
     result = train(mirrored(2), "sgd", 6, lambda step: step)
     assert_same(result, reference("sgd", 6))

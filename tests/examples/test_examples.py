@@ -44,7 +44,6 @@ def test_the_training_loop_finds_the_weights(num_replicas: int):
     assert history[-1] < 1e-5 < history[0]
 
 
-@pytest.mark.thin("batch_size")
 @pytest.mark.parametrize("num_replicas", [2, 3, 8])
 @pytest.mark.parametrize("batch_size", [24, 30, 5])
 def test_synchronised_batch_norm_is_that_of_the_whole_batch(num_replicas: int, batch_size: int):
@@ -59,7 +58,7 @@ def test_synchronised_batch_norm_is_that_of_the_whole_batch(num_replicas: int, b
     np.testing.assert_allclose(gradients, one_gradients, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.thin("stage")
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_sharded_training_computes_what_whole_training_does_with_less(stage: int):
     example = _example("sharded_training")

@@ -30,6 +30,7 @@ def trained(example):
     return [(training, training.run(STEPS)) for training in trainings]
 
 
+@pytest.mark.slow
 def test_it_trains_to_the_parameters_of_one_device(trained):
     (many, losses), (one, expected_losses) = trained
     expected = one.values()

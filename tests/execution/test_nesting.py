@@ -54,6 +54,7 @@ def meets_inside(program: Program) -> bool:
     return any(step.kind != "write" and step.writes() for step in program)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=NUM_PROGRAMS,
     derandomize=NUM_ASKED is None,

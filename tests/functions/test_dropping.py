@@ -16,9 +16,6 @@ from tests.functions.test_host_loop import Batches
 SUM = rx.VariableAggregation.SUM
 
 
-pytestmark = pytest.mark.thin("strategy")
-
-
 @pytest.fixture(params=[1, 2])
 def strategy(request):
     return rx.MirroredStrategy([f"CPU:{i}" for i in range(request.param)])
@@ -44,7 +41,6 @@ def variable_in(strategy):
         return rx.Variable(jnp.zeros(2), aggregation=SUM)
 
 
-@pytest.mark.thin("num_calls")
 @pytest.mark.parametrize("num_calls", [1, 4])
 def test_variables_passed_to_a_function_that_lives_on_take_its_programs_with_them(
     strategy, programs, num_calls
@@ -66,7 +62,6 @@ def test_variables_passed_to_a_function_that_lives_on_take_its_programs_with_the
         assert len(programs) == 0
 
 
-@pytest.mark.thin("num_calls")
 @pytest.mark.parametrize("num_calls", [1, 4])
 def test_captured_variables_take_programs_with_them(strategy, programs, num_calls):
     variable = variable_in(strategy)

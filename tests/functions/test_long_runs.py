@@ -101,7 +101,6 @@ SCENARIOS = (
 )
 
 
-@pytest.mark.thin("setup")
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_thousands_of_steps_that_nobody_waits_for_finish(scenario, setup, is_full):

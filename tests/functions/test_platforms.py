@@ -47,7 +47,6 @@ def training_step(strategy):
     return rx.function(step)
 
 
-@pytest.mark.thin("platform")
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_training_step_lowers_without_custom_calls(name, platform):

@@ -150,7 +150,6 @@ def before(paths, warm):
 # -- how a pass may end --------------------------------------------------------------------------
 
 
-@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_an_early_break_leaves_nothing(two, paths, before, name, buffer_size):
@@ -162,7 +161,6 @@ def test_an_early_break_leaves_nothing(two, paths, before, name, buffer_size):
         before.assert_nothing_is_left(paths)  # while the dataset is still there
 
 
-@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_dropping_an_iterator_leaves_nothing(two, paths, before, name, buffer_size):
@@ -176,7 +174,6 @@ def test_dropping_an_iterator_leaves_nothing(two, paths, before, name, buffer_si
     before.assert_nothing_is_left(paths)
 
 
-@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 def test_a_pass_that_was_begun_for_the_spec_leaves_nothing(two, paths, before, buffer_size):
     make = PIPELINES["a generator function over a file"]
@@ -187,7 +184,6 @@ def test_a_pass_that_was_begun_for_the_spec_leaves_nothing(two, paths, before, b
     before.assert_nothing_is_left(paths)
 
 
-@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_setting_the_state_leaves_nothing_of_the_passes_before(
@@ -202,7 +198,6 @@ def test_setting_the_state_leaves_nothing_of_the_passes_before(
     iterator.close()
 
 
-@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 def test_pipelines_of_a_function_leave_nothing(two, paths, before, buffer_size):
     each = rx.InputOptions(
@@ -312,7 +307,6 @@ class Consumer(threading.Thread):
             del self._dataset
 
 
-@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_killing_the_consumer_in_its_loop_leaves_nothing(two, paths, before, name, buffer_size):
@@ -325,7 +319,6 @@ def test_killing_the_consumer_in_its_loop_leaves_nothing(two, paths, before, nam
     assert next(iter(dataset)) is not None  # the dataset is as good as new
 
 
-@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 @pytest.mark.parametrize("name", MAPPED)
 def test_killing_the_consumer_while_a_batch_is_being_made_leaves_nothing(
@@ -365,7 +358,6 @@ class Fails:
         raise OwnError(f"at {self.number}")
 
 
-@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 @pytest.mark.parametrize("name", MAPPED)
 def test_an_error_in_a_function_arrives_once_as_it_is_and_leaves_nothing(
@@ -393,7 +385,6 @@ def test_an_error_in_a_function_arrives_once_as_it_is_and_leaves_nothing(
     assert len(list(itertools.islice(dataset, 30))) == 30
 
 
-@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 def test_an_error_in_the_loop_leaves_nothing_while_it_is_being_looked_at(
     two, paths, before, buffer_size
@@ -451,14 +442,12 @@ def assert_does_not_grow(work, count, *, objects_each=1):
     assert resident_bytes() - resident[0] < count * EXAMPLES.nbytes / 5
 
 
-@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", [0, 2])
 def test_ten_thousand_iterators_leave_nothing(two, paths, before, buffer_size):
     dataset = two.distribute_dataset(EXAMPLES, options(buffer_size), batch_size=64)
     assert_does_not_grow(lambda count: take_one(dataset, count), MANY)
 
 
-@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", [0, 2])
 @pytest.mark.parametrize("name", ["a Dataset that is a stream", "a Dataset of records"])
 def test_many_iterators_over_threads_and_files_leave_nothing(two, paths, before, name, buffer_size):
@@ -466,7 +455,6 @@ def test_many_iterators_over_threads_and_files_leave_nothing(two, paths, before,
     assert_does_not_grow(lambda count: take_one(dataset, count), 200, objects_each=50)
 
 
-@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", [0, 2])
 def test_many_errors_leave_nothing(two, paths, before, buffer_size):
     def fail():
@@ -483,7 +471,6 @@ def test_many_errors_leave_nothing(two, paths, before, buffer_size):
     assert_does_not_grow(work, MANY // 5)
 
 
-@pytest.mark.thin("buffer_size")
 @pytest.mark.parametrize("buffer_size", [0, 2])
 def test_many_distributed_datasets_leave_nothing(two, paths, before, buffer_size):
     def work(count):

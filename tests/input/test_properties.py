@@ -34,8 +34,9 @@ from tests.input.programs import (
     seeds,
     together,
 )
+from tests.tiers import examples
 
-quick = settings(deadline=None, max_examples=40, database=None)
+quick = settings(deadline=None, max_examples=examples(40), database=None)
 FILE = AutoShardPolicy.FILE
 
 workers = st.integers(1, 4)
@@ -59,7 +60,7 @@ SHUFFLED = Program("dataset", 45, 10, examples=(("shuffle", 9),), batches=(("shu
 SHUFFLED_BY_GRAIN = Program("grain", 45, 10, examples=(("shuffle", 9), ("random map", 3)))
 
 
-@settings(quick, max_examples=90)
+@settings(quick, max_examples=examples(90))
 @given(programs(), workers, replicas, epochs, counts)
 @example(SHUFFLED, 3, 2, 1, 1)
 @example(SHUFFLED_BY_GRAIN, 2, 2, 1, 0)
@@ -98,7 +99,7 @@ def narrowed(array):
     return array.astype({"int64": np.int32, "float64": np.float32}.get(array.dtype.name))
 
 
-@settings(quick, max_examples=20)
+@settings(quick, max_examples=examples(20))
 @given(programs(), replicas)
 def test_on_real_devices_every_replica_has_its_part(program, num_replicas):
     strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
@@ -204,7 +205,7 @@ def resumed(program, layout, state, buffer_size):
     return together(now), together(later)
 
 
-@settings(quick, max_examples=40)
+@settings(quick, max_examples=examples(40))
 @given(
     programs(),
     epochs,
@@ -266,7 +267,7 @@ class Folder:
         return reader(self.paths).map(lambda line: np.int32(line)).batch(batch_size, drop_remainder)
 
 
-@settings(quick, max_examples=30)
+@settings(quick, max_examples=examples(30))
 @given(
     file_sizes,
     st.sampled_from(["text", "records"]),
@@ -314,7 +315,7 @@ def test_a_worker_with_empty_files_goes_on_with_empty_batches():
     assert [(step.shape, step.dtype) for step in second] == [((0,), np.int32)] * 3
 
 
-@settings(quick, max_examples=20)
+@settings(quick, max_examples=examples(20))
 @given(file_sizes, batch_sizes, layouts(), st.integers(0, 6), st.sampled_from([0, 3]))
 def test_a_state_over_files_continues_identically_with_as_many_workers(
     sizes, batch_size, layout, position, buffer_size

@@ -24,7 +24,6 @@ def accumulate(strategy, prepare, row, *, weighted):
     return metric
 
 
-@pytest.mark.thin("executor", "weighted")
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize(
     ("executor", "weighted"), [("eager", True), ("compiled", False), ("inside", True)]
@@ -36,7 +35,6 @@ def test_three_uneven_replicas_give_the_figure_of_the_whole_data(name, executor,
     np.testing.assert_allclose(metric.result(), expected, rtol=row.tolerance, atol=1e-6)
 
 
-@pytest.mark.thin("num_replicas")
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("num_replicas", [1, 2, 8])
 def test_any_number_of_replicas_gives_the_same_figure(name, num_replicas):

@@ -119,6 +119,7 @@ def test_the_norm_is_clipped_after_the_reduction(strategy, execute):
 # -- accumulation --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 def test_accumulation_equals_multi_steps_on_one_device(compiled):
     num_steps = 7

@@ -40,7 +40,6 @@ def reference(request):
     return make, train_plain(make(), 100)
 
 
-@pytest.mark.thin("make_strategy")
 @pytest.mark.parametrize("make_strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_100_compiled_steps_equal_plain_optax(reference, make_strategy):
     make, expected = reference
@@ -108,7 +107,6 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.mark.thin("compiled")
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_a_composed_transformation_equals_plain_optax(name, compiled):

@@ -30,6 +30,7 @@ def program_of(strategy, **options):
     return step.lower_run(strategy, batch).compile().as_text()
 
 
+@pytest.mark.slow
 def test_a_hundred_small_gradients_travel_in_at_most_4_operands():
     assert 1 <= operands(program_of(mirrored(2))) <= 4
 

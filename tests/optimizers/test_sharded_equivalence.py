@@ -53,7 +53,6 @@ ALL_STAGES = ["sgd_momentum", "adam", "lamb", "adafactor", "clip_by_global_norm"
 CASES = [(name, 3) for name in OPTIMIZERS] + [(name, k) for name in ALL_STAGES for k in (1, 2)]
 
 
-@pytest.mark.thin("stage")
 @pytest.mark.parametrize(("name", "stage"), CASES)
 def test_compiled_steps_equal_plain_optax(name, stage):
     make = OPTIMIZERS[name]
@@ -61,7 +60,6 @@ def test_compiled_steps_equal_plain_optax(name, stage):
     assert_close(training.run(STEPS, **EVEN), train_plain(make(), STEPS, **EVEN))
 
 
-@pytest.mark.thin("num_replicas")
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 8])
 def test_lamb_with_a_clipped_norm_equals_plain_optax_on_any_number_of_replicas(num_replicas):
     whole = optax.chain(optax.clip_by_global_norm(0.5), optax.lamb(0.01))

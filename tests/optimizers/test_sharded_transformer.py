@@ -54,6 +54,7 @@ def trained(request):
     return request.param, training, training.run(STEPS)
 
 
+@pytest.mark.slow
 def test_50_steps_over_8_replicas_give_the_parameters_of_one_device(trained, one_device):
     _, _, (params, losses) = trained
     expected, expected_losses = one_device
@@ -97,6 +98,7 @@ def test_the_collectives_are_the_ones_that_the_stage_needs(trained):
     assert found == allowed[stage]
 
 
+@pytest.mark.slow
 def test_the_state_on_a_device_is_its_part_of_it(trained):
     stage, training, _ = trained
     whole = Training(strategy(0), adam())

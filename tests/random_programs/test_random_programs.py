@@ -7,9 +7,9 @@ from tests.random_programs.examples import EXAMPLES
 from tests.random_programs.execution import check
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("shard", range(NUM_SHARDS))
-def test_random_programs_give_what_the_reference_gives(shard, pytestconfig):
-    is_full = pytestconfig.getoption("--full", default=False)
+def test_random_programs_give_what_the_reference_gives(shard, is_full):
     for seed in seeds_of(shard, is_full=is_full):
         run_seed(seed)
 

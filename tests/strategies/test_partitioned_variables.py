@@ -187,7 +187,6 @@ def run_step(strategy, pieces, step, executor, batch=BATCH):
     return v, local(strategy, result), v.numpy()
 
 
-@pytest.mark.thin("layout", "executor")
 @pytest.mark.filterwarnings("ignore:variable 'w' is read inside:replicax.ReplicaxWarning")
 @pytest.mark.parametrize("executor", ["eager", "compiled run", "function"])
 @pytest.mark.parametrize("name", [*STEPS, *COMPILED_ONLY])
@@ -291,7 +290,6 @@ def test_half_precision_trains_in_pieces(fours, dtype):
 # -- sync on read ------------------------------------------------------------------------------
 
 
-@pytest.mark.thin("layout", "compiled")
 @pytest.mark.parametrize("aggregation", ["SUM", "MEAN", "ONLY_FIRST_REPLICA"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_copies_that_live_their_own_lives_can_be_cut(layout, aggregation, compiled):

@@ -125,7 +125,7 @@ def test_an_example_runs(example, num_devices):
     example([f"CPU:{i}" for i in range(num_devices)])
 
 
-@pytest.mark.thin("num_devices")
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", NUM_DEVICES)
 def test_every_example_runs_on_all_devices_of_a_machine_with_gpus(num_devices):
     printed = run_fresh(
@@ -147,6 +147,7 @@ def test_every_example_runs_on_all_devices_of_a_machine_with_gpus(num_devices):
     assert len(printed.splitlines()) == len(EXAMPLES)
 
 
+@pytest.mark.slow
 def test_every_example_runs_with_the_two_gpus_that_the_documents_name():
     printed = run_fresh(
         """

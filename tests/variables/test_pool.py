@@ -21,9 +21,6 @@ MANY = pool.MIN_MEMBERS + 8
 SUM, ON_READ = rx.VariableAggregation.SUM, rx.VariableSynchronization.ON_READ
 
 
-pytestmark = pytest.mark.thin("strategy")
-
-
 @pytest.fixture(params=[1, 2, 8])
 def strategy(request):
     return rx.MirroredStrategy([f"CPU:{i}" for i in range(request.param)])
@@ -89,6 +86,7 @@ def test_many_small_variables_are_one_input_of_their_step(strategy):
     growing.check()
 
 
+@pytest.mark.slow
 def test_the_program_has_pools_of_a_bounded_number_of_variables():
     growing = pooled(rx.MirroredStrategy(["CPU:0", "CPU:1"]), 2 * pool.MAX_MEMBERS + 1)
     sizes = Counter(map(pool_of, growing.variables)).values()
@@ -307,6 +305,7 @@ def test_a_program_that_reads_the_variables_takes_turns_with_the_step(strategy):
     growing.check()
 
 
+@pytest.mark.slow
 def test_programs_over_the_same_variables_share_a_pool():
     strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
@@ -452,6 +451,7 @@ def test_a_failed_step_loses_the_variables_and_says_so():
     assert {float(v.numpy()[0]) for v in variables} == {7.0}
 
 
+@pytest.mark.slow
 def test_threads_that_read_while_steps_run_see_whole_steps():
     growing = pooled(rx.MirroredStrategy(["CPU:0", "CPU:1"]))
     errors, done = [], threading.Event()
