@@ -61,6 +61,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Costs())
 
 
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    """With ``-m cluster``, spares the import of files that have no such test."""
+    is_asked = config.option.markexpr == "cluster" and collection_path.suffix == ".py"
+    return True if is_asked and "mark.cluster" not in collection_path.read_text() else None
+
+
 @pytest.fixture(scope="session")
 def is_full() -> bool:
     """Whether this run is asked for everything, for tests whose size depends on it."""

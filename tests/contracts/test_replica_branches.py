@@ -98,6 +98,7 @@ def test_replicas_return_different_values_of_one_kind(many, execute, name):
     np.testing.assert_array_equal(parts(many, result), expected)
 
 
+@pytest.mark.one_worker
 def test_strings_of_the_replicas_reach_merge_fn_as_per_replica(many, execute):
     seen = []
 
