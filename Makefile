@@ -17,7 +17,7 @@ install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(pip))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-all test-lowest test-adapters lint format types layers doctest unit \
-        unit-all bench bench-smoke clean
+        unit-all unit-rest costs bench bench-smoke clean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,13 +60,20 @@ unit: $(VENV)/.installed-dev  ## Run the quick tier of the tests
 
 # In parts, each in new processes: compiled programs pile up in a process, and the more there are
 # the slower it gets.
-PARTS := contracts strategies input
+PARTS := contracts strategies input random_programs
+TIER := --full
 unit-all: $(VENV)/.installed-dev  ## Run every test
 	for part in $(PARTS); do \
-	  $(PYTEST) --full --dist worksteal tests/$$part -m "not cluster" || exit 1; \
+	  $(PYTEST) $(TIER) --dist worksteal tests/$$part -m "not cluster" || exit 1; \
 	done
-	$(PYTEST) --full --dist worksteal tests -m "not cluster" $(PARTS:%=--ignore=tests/%)
-	$(PYTEST) --full --dist loadfile tests -m cluster
+	$(PYTEST) $(TIER) --dist worksteal tests -m "not cluster" $(PARTS:%=--ignore=tests/%)
+	$(PYTEST) $(TIER) --dist loadfile tests -m cluster
+
+unit-rest: TIER := --rest
+unit-rest: unit-all  ## Run the tests that the quick tier leaves out
+
+costs: TIER := --full --costs
+costs: unit-all  ## Run every test and write tests/costs.json, by which the quick tier chooses
 
 bench: $(ADAPTERS)/.installed  ## Measure Replicax beside hand-written JAX and other libraries
 	$(ADAPTERS)/bin/replicax bench $(BENCH)

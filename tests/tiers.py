@@ -42,6 +42,11 @@ def examples(count: int) -> int:
     return count if _is_full else -(-count // QUICK_SHARE)
 
 
+def full_only(*values: object) -> object:
+    """A row of a table of parameters, for the full tier."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run every case, not the quick tier only")
     parser.addoption("--rest", action="store_true", help="run what the quick tier leaves out")

@@ -9,11 +9,10 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 from replicax.cluster.addresses import free_ports
 from replicax.launch.plan import device_environment
 from tests.backend.fresh_process import SETUP_VARIABLES
+from tests.tiers import full_only
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -21,9 +20,7 @@ LAYOUTS = {"2x1": (2, 1), "2x2": (2, 2), "3x1": (3, 1), "3x2": (3, 2)}
 """Workers, and devices of each."""
 
 QUICK_LAYOUT = "2x2"
-EACH_LAYOUT = [
-    name if name == QUICK_LAYOUT else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS
-]
+EACH_LAYOUT = [name if name == QUICK_LAYOUT else full_only(name) for name in LAYOUTS]
 
 
 # What this test process has set up for itself, and workers must not inherit. Nor the compilation

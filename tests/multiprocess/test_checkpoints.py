@@ -14,6 +14,7 @@ import replicax as rx
 from replicax.checkpoint.latest import latest_checkpoint
 from tests.checkpoint.mid_save import half_written, stop_in_mid_save
 from tests.multiprocess.checkpoint_programs import Model, start
+from tests.tiers import full_only
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -217,8 +218,9 @@ def test_states_that_differ_between_workers_fit_only_as_many_workers(other_layou
 # -- killed --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["sync", "async"])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("how", "victim"), [("async", 1), ("sync", 0), full_only("async", 0), full_only("sync", 1)]
+)
 def test_a_worker_killed_in_mid_save_leaves_a_whole_latest_checkpoint(how, victim, tmp_path):
     chance = random.Random(2 * victim + (how == "async"))
     saves = tmp_path / "saves"

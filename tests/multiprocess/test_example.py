@@ -16,6 +16,7 @@ EXAMPLE = "examples/multi_worker.py"
 SECONDS = 180
 
 
+@pytest.mark.slow
 def test_both_workers_train_and_agree(tmp_path):
     with Workers([EXAMPLE], 2, 1, tmp_path) as workers:
         ended = workers.wait(SECONDS)

@@ -22,6 +22,7 @@ from replicax.launch.service import CoordinationService
 from tests.launch.programs import children, descriptors, is_running, start_of
 from tests.multiprocess.clusters import environment
 from tests.multiprocess.programs import LEAVE, TRAIN, Worker, program, start_workers
+from tests.tiers import full_only
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -68,9 +69,9 @@ def check_lost(worker: Worker, lost: list[int], *, since: float, how: str = "") 
 @pytest.mark.parametrize(
     ("number", "victim", "num_workers", "num_devices", "read"),
     [
-        (signal.SIGKILL, 1, 3, 1, "numpy"),
+        full_only(signal.SIGKILL, 1, 3, 1, "numpy"),
         (signal.SIGKILL, 1, 2, 2, "repr of a variable"),
-        (signal.SIGSTOP, 1, 2, 2, "mirrored"),
+        full_only(signal.SIGSTOP, 1, 2, 2, "mirrored"),
         (signal.SIGSTOP, 0, 3, 1, "asarray"),
     ],
 )
@@ -110,7 +111,7 @@ def fault(victim: int, accident: str) -> str:
     return json.dumps([victim, RANDOM.randrange(3, 20), accident])
 
 
-@pytest.mark.parametrize(("victim", "read"), [(0, "float"), (1, "repr")])
+@pytest.mark.parametrize(("victim", "read"), [full_only(0, "float"), (1, "repr")])
 def test_an_error_in_one_worker_ends_all_of_them_without_an_abort(cluster, victim: int, read: str):
     workers = cluster(2, FAULT=fault(victim, "raise"), READ=read)
     workers[victim].await_line("accident")
@@ -130,6 +131,7 @@ def test_a_worker_whose_program_ends_early_is_named_by_the_other(cluster):
     assert workers[0].end().code == 0
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_worker_that_no_handler_watches_and_the_other_names_it(cluster):
     workers = cluster(2, FAULT=fault(1, "SIGTERM"))
     workers[1].await_line("accident")
@@ -137,7 +139,7 @@ def test_sigterm_ends_a_worker_that_no_handler_watches_and_the_other_names_it(cl
     assert workers[1].end().code == -signal.SIGTERM
 
 
-@pytest.mark.parametrize(("leaving", "code"), [("late", 0), ("killed", 3)])
+@pytest.mark.parametrize(("leaving", "code"), [("late", 0), full_only("killed", 3)])
 def test_the_worker_with_the_service_stays_until_the_others_have_disconnected(
     cluster, leaving: str, code: int
 ):
@@ -179,7 +181,7 @@ n.numpy()
 def test_many_restarts_leave_no_process_no_port_and_no_file(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
 ):
-    num_restarts = 100 if is_full else 4
+    num_restarts = 100 if is_full else 2
     left = tmp_path / "left"
     left.mkdir()
     path = program(tmp_path, ONE_STEP.replace("NUM_RESTARTS", str(num_restarts)))

@@ -9,6 +9,7 @@ import pytest
 
 from tests.multiprocess.clusters import REPOSITORY, environment
 from tests.multiprocess.recovery import NUM_STEPS
+from tests.tiers import full_only
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -34,6 +35,8 @@ ACCIDENTS = {
         [2, 1, "in a save", "SIGKILL"],
     ],
 }
+
+QUICK_CASE = "the chief and then the other killed"
 
 
 def train(folder, faults):
@@ -65,7 +68,7 @@ def undisturbed(tmp_path_factory):
     return train(tmp_path_factory.mktemp("undisturbed"), [])[1]
 
 
-@pytest.mark.parametrize("case", ACCIDENTS)
+@pytest.mark.parametrize("case", [c if c == QUICK_CASE else full_only(c) for c in ACCIDENTS])
 def test_a_run_with_accidents_ends_with_the_bits_of_one_without(case, undisturbed, tmp_path):
     text, bits = train(tmp_path, ACCIDENTS[case])
     assert bits == undisturbed
