@@ -1,10 +1,11 @@
 """The two tiers of the tests: the quick one by default, everything with ``--full``.
 
-The quick tier leaves out tests marked ``slow`` or ``timing``. Every other test runs, but not with
+The quick tier leaves out tests marked ``slow`` or ``timing``. The others run, but not with
 every case: over the strategies it runs with one in full and with a few others, and the cases of a
-test may take half a second together, or there is one. What a case takes was measured, see
-`COSTS`; a new test, which nobody has measured, runs whole. A hash of the case's name chooses, so
-each run has the same cases, and different tests have different ones.
+test may take a third of a second together, or there is one. A test runs in the full tier only if
+one case takes longer than `MOST_SECONDS`. What a case takes was measured, see `COSTS`; a new test,
+which nobody has measured, runs whole, and so does one marked ``whole``. A hash of the case's name
+chooses, so each run has the same cases, and different tests have different ones.
 
 Programs of the quick tier are compiled with few optimizations, which takes a quarter less time;
 the full tier runs what users run.
@@ -28,8 +29,11 @@ NUM_OTHER_STRATEGIES = 2  # for a test, with one case each
 COSTS = pathlib.Path(__file__).with_name("costs.json")
 """The seconds of a case, by test, where it matters. ``make costs`` measures them again."""
 
-BUDGET_SECONDS = 0.5
+BUDGET_SECONDS = 0.3
 """What the cases of one test may take together in the quick tier, unless it is one case."""
+
+MOST_SECONDS = 2.3
+"""What one case may take in the quick tier."""
 
 QUICK_SHARE = 5
 """The quick tier draws one of so many random examples."""
@@ -98,6 +102,7 @@ def _quick(items: list[pytest.Item]) -> list[pytest.Item]:
     kept = [
         item
         for test, cases in _by(dear, _test_of).items()
+        if costs[test] <= MOST_SECONDS
         for item in _few(cases, _test_of, keep=max(1, int(BUDGET_SECONDS / costs[test])))
     ]
     return _without(quick, dear, kept)
@@ -152,6 +157,6 @@ class _Costs:
         costs = json.loads(COSTS.read_text())
         for test, cases in self._seconds.items():
             costs.pop(test, None)
-            if len(cases) > 1 and sum(cases.values()) > BUDGET_SECONDS:
+            if sum(cases.values()) > BUDGET_SECONDS:
                 costs[test] = round(sum(cases.values()) / len(cases), 3)
         COSTS.write_text(json.dumps(costs, indent=1, sort_keys=True) + "\n")

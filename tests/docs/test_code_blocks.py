@@ -13,8 +13,16 @@ LINK = re.compile(r"\[[^\]]+\]\((?P<target>[^)#]+)(?:#[^)]*)?\)")
 README_EXAMPLE_LINES = 20
 
 
-@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_the_blocks_of_the_readme_run_and_print_what_it_says():
+    run_page(ROOT / "README.md")
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if p.name != "README.md"], ids=page_name)
 def test_the_blocks_of_a_page_run_and_print_what_it_says(path: pathlib.Path):
+    run_page(path)
+
+
+def run_page(path: pathlib.Path):
     source = f"import runpy, sys; sys.argv[1:] = [{str(path)!r}]\n"
     run_fresh(source + "runpy.run_module('tests.docs.run_page', run_name='__main__')", timeout=300)
 
