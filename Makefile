@@ -16,7 +16,7 @@ install = { $(pip) uv && $(uv) $(2); } || $(pip) $(2)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-lowest test-adapters lint format types layers doctest unit \
+.PHONY: help demo test test-all test-lowest test-adapters checks lint format types layers doctest unit \
         unit-all unit-rest costs bench bench-smoke clean
 
 help:  ## List the commands
@@ -25,9 +25,9 @@ help:  ## List the commands
 demo: $(VENV)/.installed-demo  ## Install what the demo needs and run it
 	$(BIN)/replicax demo
 
-test: lint types layers doctest unit  ## All checks, and the quick tier of the tests: ten minutes
+test: checks unit  ## All checks, and the quick tier of the tests: under ten minutes
 
-test-all: lint types layers doctest unit-all bench-smoke  ## The same with every test
+test-all: checks unit-all bench-smoke  ## The same with every test
 
 test-lowest: $(LOWEST)/.installed  ## The quick tier with the lowest versions of all libraries
 	$(LOWEST)/bin/python -m pytest -q -n $(JOBS) --dist worksteal tests -m "not cluster"
@@ -35,6 +35,9 @@ test-lowest: $(LOWEST)/.installed  ## The quick tier with the lowest versions of
 
 test-adapters: $(ADAPTERS)/.installed  ## Test datasets of TensorFlow and torch, in .venv-adapters
 	$(ADAPTERS)/bin/python -m pytest -q tests_adapters
+
+checks: $(VENV)/.installed-dev  ## lint, types, layers and doctest, side by side
+	$(MAKE) --no-print-directory --output-sync -j 2 types lint layers doctest
 
 lint: $(VENV)/.installed-dev  ## Check style and formatting
 	$(BIN)/ruff check .
@@ -53,10 +56,12 @@ layers: $(VENV)/.installed-dev  ## Check that imports go down the layers only
 doctest: $(VENV)/.installed-dev  ## Run the examples in the docstrings of src
 	$(PYTEST) --doctest-modules src
 
-# Tests that start clusters mostly wait, so they come last, by file: their clusters are shared.
+# Tests that start clusters mostly wait, so more of them run at once, by file: they share clusters.
+CLUSTER_JOBS ?= 3
+PYTEST_CLUSTER := $(BIN)/python -m pytest -q -n $(CLUSTER_JOBS) --dist loadfile tests -m cluster
 unit: $(VENV)/.installed-dev  ## Run the quick tier of the tests
 	$(PYTEST) --dist worksteal tests -m "not cluster"
-	$(PYTEST) --dist loadfile tests -m cluster
+	$(PYTEST_CLUSTER)
 
 # In parts, each in new processes: compiled programs pile up in a process, and the more there are
 # the slower it gets.
@@ -67,7 +72,7 @@ unit-all: $(VENV)/.installed-dev  ## Run every test
 	  $(PYTEST) $(TIER) --dist worksteal tests/$$part -m "not cluster" || exit 1; \
 	done
 	$(PYTEST) $(TIER) --dist worksteal tests -m "not cluster" $(PARTS:%=--ignore=tests/%)
-	$(PYTEST) $(TIER) --dist loadfile tests -m cluster
+	$(PYTEST_CLUSTER) $(TIER)
 
 unit-rest: TIER := --rest
 unit-rest: unit-all  ## Run the tests that the quick tier leaves out

@@ -24,7 +24,7 @@ import pytest
 FULL_ONLY = ("slow", "timing")
 STRATEGIES = ("strategy", "distributed", "many", "in_place")
 WHOLE_ROW = "mirrored_2"  # runs with every executor and every other parameter
-NUM_OTHER_STRATEGIES = 2  # for a test, with one case each
+NUM_OTHER_STRATEGIES = 1  # for a test, with one case
 
 COSTS = pathlib.Path(__file__).with_name("costs.json")
 """The seconds of a case, by test, where it matters. ``make costs`` measures them again."""
