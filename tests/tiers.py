@@ -2,10 +2,11 @@
 
 The quick tier leaves out tests marked ``slow`` or ``timing``. The others run, but not with
 every case: over the strategies it runs with one in full and with a few others, and the cases of a
-test may take a third of a second together, or there is one. A test runs in the full tier only if
-one case takes longer than `MOST_SECONDS`. What a case takes was measured, see `COSTS`; a new test,
-which nobody has measured, runs whole, and so does one marked ``whole``. A hash of the case's name
-chooses, so each run has the same cases, and different tests have different ones.
+test may take a fifth of a second together, or there is one. A test runs in the full tier only if
+one case takes longer than `MOST_SECONDS`; one marked ``quick`` runs all the same. What a case takes
+was measured, see `COSTS`; a new test, which nobody has measured, runs whole, and so does one marked
+``whole``. A hash of the case's name chooses, so each run has the same cases, and different tests have
+different ones.
 
 Programs of the quick tier are compiled with few optimizations, which takes a quarter less time;
 the full tier runs what users run.
@@ -29,10 +30,10 @@ NUM_OTHER_STRATEGIES = 1  # for a test, with one case
 COSTS = pathlib.Path(__file__).with_name("costs.json")
 """The seconds of a case, by test, where it matters. ``make costs`` measures them again."""
 
-BUDGET_SECONDS = 0.3
+BUDGET_SECONDS = 0.2
 """What the cases of one test may take together in the quick tier, unless it is one case."""
 
-MOST_SECONDS = 2.3
+MOST_SECONDS = 1.7
 """What one case may take in the quick tier."""
 
 QUICK_SHARE = 5
@@ -102,7 +103,7 @@ def _quick(items: list[pytest.Item]) -> list[pytest.Item]:
     kept = [
         item
         for test, cases in _by(dear, _test_of).items()
-        if costs[test] <= MOST_SECONDS
+        if costs[test] <= MOST_SECONDS or cases[0].get_closest_marker("quick")
         for item in _few(cases, _test_of, keep=max(1, int(BUDGET_SECONDS / costs[test])))
     ]
     return _without(quick, dear, kept)

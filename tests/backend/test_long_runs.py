@@ -211,6 +211,7 @@ def run(scenario: str, num_steps: int, setup: str) -> None:
     assert output.split() == ["limit", limit]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_long_run_ends(scenario, setup):

@@ -153,6 +153,7 @@ while True:
 """
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("how", ["sync", "async"])
 def test_a_process_killed_in_mid_save_leaves_a_whole_latest_checkpoint(how, tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}

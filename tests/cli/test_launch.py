@@ -181,6 +181,7 @@ def test_options_that_make_no_sense_are_explained(
 # -- as a process of its own -------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_workers_and_what_they_started(tmp_path: pathlib.Path, number: int):
     script = write_script(tmp_path, WAITS_WITH_A_CHILD)

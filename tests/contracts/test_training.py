@@ -124,6 +124,7 @@ def assert_same(result, expected):
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_compiled_training_equals_one_device(optimizer, num_replicas):

@@ -178,10 +178,11 @@ n.numpy()
 """
 
 
+@pytest.mark.slow
 def test_many_restarts_leave_no_process_no_port_and_no_file(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    num_restarts = 100 if is_full else 2
+    num_restarts = 100
     left = tmp_path / "left"
     left.mkdir()
     path = program(tmp_path, ONE_STEP.replace("NUM_RESTARTS", str(num_restarts)))

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.multiprocess.clusters import Workers, require_success, run_workers
-from tests.tiers import full_only
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -26,7 +25,8 @@ def test_deterministic_training_has_the_same_bits_in_every_layout(tmp_path):
     assert bits_of(1, 4, tmp_path) == bits_of(2, 2, tmp_path) == bits_of(4, 1, tmp_path)
 
 
-@pytest.mark.parametrize("limit", [3, full_only(12)])
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [3, 12])
 def test_the_timeout_is_how_long_a_collective_waits_for_a_worker_that_is_alive(tmp_path, limit):
     command = ["-m", "tests.multiprocess.options", "timeout", str(limit)]
     with Workers(command, 2, 1, tmp_path) as workers:

@@ -18,7 +18,6 @@ from replicax.launch.exit_codes import PREEMPTED
 from tests.multiprocess import preemption_programs
 from tests.multiprocess.checkpoint_programs import ROOT, start
 from tests.multiprocess.clusters import environment
-from tests.tiers import full_only
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -76,7 +75,8 @@ def launch(folder):
         )
 
 
-@pytest.mark.parametrize("victim", [1, full_only("launcher")])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [1, "launcher"])
 def test_a_preempted_run_under_the_launcher_ends_with_the_same_bits(
     victim, uninterrupted, tmp_path
 ):

@@ -40,6 +40,7 @@ def reference(request):
     return make, train_plain(make(), 100)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("make_strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_100_compiled_steps_equal_plain_optax(reference, make_strategy):
     make, expected = reference

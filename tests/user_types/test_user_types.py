@@ -37,7 +37,7 @@ def printed_by(tmp_path, *command):
     ).stdout
 
 
-@pytest.mark.whole
+@pytest.mark.quick
 def test_pyright_finds_the_mistakes_and_nothing_else(tmp_path):
     settings = {"typeCheckingMode": "standard", "include": list(map(str, PROGRAMS))}
     project = tmp_path / "pyrightconfig.json"
