@@ -5,8 +5,8 @@ every case: over the strategies it runs with one in full and with a few others, 
 test may take a fifth of a second together, or there is one. A test runs in the full tier only if
 one case takes longer than `MOST_SECONDS`; one marked ``quick`` runs all the same. What a case takes
 was measured, see `COSTS`; a new test, which nobody has measured, runs whole, and so does one marked
-``whole``. A hash of the case's name chooses, so each run has the same cases, and different tests have
-different ones.
+``whole``. A hash of the case's name chooses, so each run has the same cases, and different tests
+have different ones.
 
 Programs of the quick tier are compiled with few optimizations, which takes a quarter less time;
 the full tier runs what users run.
