@@ -54,7 +54,7 @@ def full_only(*values: object) -> object:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run every case, not the quick tier only")
-    parser.addoption("--rest", action="store_true", help="run what the quick tier leaves out")
+    parser.addoption("--rest", action="store_true", help="run what the quick tier does not")
     parser.addoption(
         "--costs", action="store_true", help=f"measure {COSTS.name} again; with --full"
     )
@@ -67,7 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not _is_full:
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         jax.config.update("jax_disable_most_optimizations", True)
-    if config.getoption("--costs") and config.getoption("--full"):
+    is_worker = hasattr(config, "workerinput")
+    if config.getoption("--costs") and config.getoption("--full") and not is_worker:
         config.pluginmanager.register(_Costs())
 
 
@@ -88,7 +89,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--full"):
         return
     quick = _quick(items)
-    chosen = _without(items, quick) if config.getoption("--rest") else quick
+    chosen = quick
+    if config.getoption("--rest"):
+        chosen = _without(items, quick, kept=list(filter(_depends_on_tier, quick)))
     config.hook.pytest_deselected(items=_without(items, chosen))
     items[:] = chosen
 
@@ -107,6 +110,11 @@ def _quick(items: list[pytest.Item]) -> list[pytest.Item]:
         for item in _few(cases, _test_of, keep=max(1, int(BUDGET_SECONDS / costs[test])))
     ]
     return _without(quick, dear, kept)
+
+
+def _depends_on_tier(item: pytest.Item) -> bool:
+    """Whether a test does more in the full tier."""
+    return "is_full" in item.fixturenames or hasattr(item.module, examples.__name__)
 
 
 def _by(items: list[pytest.Item], key: Callable[[pytest.Item], Hashable]) -> dict:
