@@ -25,7 +25,7 @@ help:  ## List the commands
 demo: $(VENV)/.installed-demo  ## Install what the demo needs and run it
 	$(BIN)/replicax demo
 
-test: checks unit  ## All checks, and the quick tier of the tests: under ten minutes
+test: checks unit  ## All checks, and the quick tier of the tests: some ten minutes
 
 test-all: checks unit-all bench-smoke  ## The same with every test
 
