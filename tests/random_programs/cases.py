@@ -17,9 +17,9 @@ from tests.random_programs.programs import programs
 from tests.random_programs.source import Source
 
 PER_SEED = 10
-QUICK_CASES = 100
+QUICK_CASES = 200
 FULL_CASES = 5000
-NUM_SHARDS = 10
+NUM_SHARDS = 20
 SHRINK_SECONDS = 60
 
 
