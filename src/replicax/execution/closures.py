@@ -122,8 +122,9 @@ def shared_inputs(fn: Any, is_input: IsInput) -> set[int]:
     nobody can follow: from a list, an attribute, a global. Looks at every object in the process.
     """
     walk = _walk(fn, is_input)
-    cells = [cell for cell, _ in walk.cells if id(cell) in walk.holders]
+    cells = tuple([cell for cell, _ in walk.cells if id(cell) in walk.holders])
     copied = {id(function.__closure__) for function, *_ in walk.functions}
+    copied.add(id(cells))  # which Python 3.13 finds among the referrers
     shared = {
         id(cell)
         for closure in gc.get_referrers(*cells)
