@@ -125,6 +125,8 @@ class TracedPeers:
                 "the replicas pass an array and something else to one call: "
                 f"{' and '.join(map(str, everywhere))}. Pass arrays on every replica."
             )
+        if self._mesh.spans_workers:  # whose objects cannot be brought together
+            return leaf
         return PerReplica(self._mesh, components=[passed.value for passed in by_replica])
 
     def _unwrap(self, leaf: Any) -> Any:
