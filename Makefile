@@ -8,7 +8,7 @@ ADAPTERS := .venv-adapters
 LOWEST := .venv-lowest
 # Two workers: a test drives 8 virtual devices, so more would only share the same cores.
 JOBS   ?= 2
-PYTEST := $(BIN)/python -m pytest -q -n $(JOBS)
+PYTEST = $(BIN)/python $(MEASURE) -m pytest -q -n $(JOBS)
 # `$(call install,FOLDER,WHAT)`: by uv, which takes a tenth of the time, or by pip where uv fails.
 pip = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 uv = $(1)/bin/uv pip install --quiet --python $(1)/bin/python
@@ -17,7 +17,7 @@ install = { $(pip) uv && $(uv) $(2); } || $(pip) $(2)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-all test-lowest test-adapters checks lint format types layers doctest unit \
-        unit-all unit-rest costs bench bench-smoke clean
+        unit-all unit-rest coverage costs bench bench-smoke clean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,9 +25,10 @@ help:  ## List the commands
 demo: $(VENV)/.installed-demo  ## Install what the demo needs and run it
 	$(BIN)/replicax demo
 
-test: checks unit  ## All checks, and the quick tier of the tests: some ten minutes
+test: checks unit  ## All checks, and the quick tier of the tests: 10 to 15 minutes
 
-test-all: checks unit-all bench-smoke  ## The same with every test
+test-all: MEASURE := -m coverage run
+test-all: checks unit-all coverage bench-smoke  ## The same with every test, and which lines of src they ran
 
 test-lowest: $(LOWEST)/.installed  ## The quick tier with the lowest versions of all libraries
 	$(LOWEST)/bin/python -m pytest -q -n $(JOBS) --dist worksteal tests -m "not cluster"
@@ -58,36 +59,47 @@ doctest: $(VENV)/.installed-dev  ## Run the examples in the docstrings of src
 
 # Tests that start clusters mostly wait, so more of them run at once, by file: they share clusters.
 CLUSTER_JOBS ?= 3
-PYTEST_CLUSTER := $(BIN)/python -m pytest -q -n $(CLUSTER_JOBS) --dist loadfile tests -m cluster
+PYTEST_CLUSTER = $(BIN)/python $(MEASURE) -m pytest -q -n $(CLUSTER_JOBS) --dist loadfile tests -m cluster
 unit: $(VENV)/.installed-dev  ## Run the quick tier of the tests
 	$(PYTEST) --dist worksteal tests -m "not cluster"
 	$(PYTEST_CLUSTER)
 
 # In parts, each in new processes: compiled programs pile up in a process, and the more there are
 # the slower it gets.
-PARTS := contracts strategies input random_programs
+PARTS := contracts strategies input
 TIER := --full
 unit-all: $(VENV)/.installed-dev  ## Run every test
 	for part in $(PARTS); do \
 	  $(PYTEST) $(TIER) --dist worksteal tests/$$part -m "not cluster" || exit 1; \
 	done
-	$(PYTEST) $(TIER) --dist worksteal tests -m "not cluster" $(PARTS:%=--ignore=tests/%)
 	$(PYTEST_CLUSTER) $(TIER)
+	$(PYTEST) $(TIER) --dist worksteal tests -m "not cluster" $(PARTS:%=--ignore=tests/%) \
+	  --ignore=tests/random_programs
+	$(PYTEST) $(TIER) --dist worksteal tests/random_programs
 
-unit-rest: TIER := --rest
-unit-rest: unit-all  ## Run the tests that the quick tier leaves out
+unit-rest: TIER = --rest $(if $(UNTIL),-rs --until $(UNTIL))
+unit-rest: unit-all  ## Run the tests that the quick tier leaves out, up to the time UNTIL if given
+
+# Worker processes count, too. Packages first, then the files of which most lines never ran.
+coverage:  ## Say which share of each package the last make test-all has run
+	$(BIN)/coverage combine --quiet
+	@for package in src/replicax/*/; do \
+	  printf '%-32s %3s%%\n' $$package $$($(BIN)/coverage report --include="$$package*" --format=total); \
+	done
+	$(BIN)/coverage report --skip-covered --sort=cover --show-missing > .coverage/report.txt
+	@head -n 30 .coverage/report.txt; echo "All lines that never ran: .coverage/report.txt"
 
 costs: TIER := --full --costs
 costs: unit-all  ## Run every test and write tests/costs.json, by which the quick tier chooses
 
 bench: $(ADAPTERS)/.installed  ## Measure Replicax beside hand-written JAX and other libraries
-	$(ADAPTERS)/bin/replicax bench $(BENCH)
+	$(ADAPTERS)/bin/python -m benchmarks $(BENCH)
 
 bench-smoke: $(VENV)/.installed-dev  ## Measure a few short cases; fails only on gross loss
-	$(BIN)/replicax bench --smoke --rounds 5 --output .bench-smoke
+	$(BIN)/python -m benchmarks --smoke --rounds 5 --output .bench-smoke
 
 clean:  ## Remove the environment, caches and build products
-	rm -rf $(VENV) $(ADAPTERS) $(LOWEST) .pytest_cache .ruff_cache .import_linter_cache .jax_cache .bench-smoke build dist
+	rm -rf $(VENV) $(ADAPTERS) $(LOWEST) .pytest_cache .ruff_cache .import_linter_cache .jax_cache .coverage .bench-smoke build dist
 	find src tests tests_adapters benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(BIN)/python $(ADAPTERS)/bin/python $(LOWEST)/bin/python:

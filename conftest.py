@@ -21,8 +21,11 @@ NUM_CPU_DEVICES = 8
 # a replica that has no thread, and the client sizes its pool by the cores unless told otherwise.
 MIN_CLIENT_THREADS = 32
 
-# Written by other libraries: pytest names the running test, scikit-learn sets up its OpenMP.
-FOREIGN_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"})
+# Written by other libraries: pytest names the running test, scikit-learn sets up its OpenMP, Keras
+# tells TensorFlow how to take memory.
+FOREIGN_VARIABLES = frozenset(
+    {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TF_FORCE_GPU_ALLOW_GROWTH"}
+)
 
 THREAD_GRACE_SECONDS = 2.0
 
@@ -45,6 +48,7 @@ def _client_threads() -> int:
 
 # At import, because a test module may ask for devices while it is collected.
 os.environ["NPROC"] = str(_client_threads())
+os.environ.setdefault("KERAS_BACKEND", "jax")  # read when Keras is imported
 for name, setting in COMPILATION_CACHE.items():
     os.environ.setdefault(name.upper(), str(setting))
     jax.config.update(name, setting)

@@ -38,6 +38,9 @@ PEERS = {
     "one psum each": Peer("unpacked"),
     "nnx": Peer("nnx_training", ("flax",)),
     "keras": Peer("keras_fit", ("keras",), variables=(("KERAS_BACKEND", "jax"),), min_runs=40),
+    "keras, ours": Peer(
+        "keras_with_replicax", ("keras",), variables=(("KERAS_BACKEND", "jax"),), min_runs=40
+    ),
     "tensorflow": Peer("tensorflow_strategy", ("tensorflow",)),
     "tensorflow keras": Peer(
         "tensorflow_keras",
@@ -107,7 +110,7 @@ CASES = (
     ),
     *(
         Case("W2", n, ("momentum", "adam"), (*_JAX, *_others), **_NEAR_TENSORFLOW)
-        for _others in [("nnx", "keras", "tensorflow", "tensorflow keras", "ddp")]
+        for _others in [("nnx", "keras", "keras, ours", "tensorflow", "tensorflow keras", "ddp")]
         for n in (1, 2, 4)
     ),
     Case(

@@ -1,21 +1,17 @@
-"""Draws the ratios and the growth, as PNG and as one HTML page that needs no other file."""
+"""Draws the ratios and the growth, as PNG."""
 
 from __future__ import annotations
 
-import html
-import io
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from benchmarks import report, targets
-from benchmarks.cases import LIMIT, OURS, PEERS, WORKLOADS
+from benchmarks import targets
+from benchmarks.cases import LIMIT, OURS, PEERS
 from benchmarks.driver import Measurement
-from benchmarks.targets import Verdict
 
 TEXT, GRID = "#24292f", "#d0d7de"
 COLORS = {
@@ -26,6 +22,7 @@ COLORS = {
     "one psum each": "#bf3989",
     "nnx": "#0a7f42",
     "keras": "#cf222e",
+    "keras, ours": "#54aeff",
     "tensorflow": "#f0883e",
     "tensorflow keras": "#9a6700",
     "ddp": "#e85aad",
@@ -138,76 +135,8 @@ def _finish(axes: Any, title: str, xlabel: str, ylabel: str = "") -> None:
         axes.legend(frameon=False, labelcolor=TEXT, fontsize=8)
 
 
-def _svg(figure: Figure) -> str:
-    text = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "replicax"}):
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return text.getvalue()[text.getvalue().index("<svg") :]
-
-
-_STYLE = """
-body { font: 14px/1.5 system-ui, sans-serif; color: #24292f; max-width: 75rem; margin: 2rem auto;
-  padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.15rem 0.6rem; text-align: left; border-bottom: 1px solid #d0d7de; }
-tr.missed td { background: #ffebe9; } tr.ours td { background: #ddf4ff; }
-svg { max-width: 100%; height: auto; font-family: system-ui, sans-serif; }
-"""
-
-
-def _html_table(headings: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
-    body = "".join(
-        f'<tr class="{kind}">'
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-        + "</tr>"
-        for kind, cells in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def page(
-    measurements: Sequence[Measurement],
-    verdicts: Sequence[Verdict],
-    machine: Mapping[str, Any],
-    figures: Sequence[Figure],
-) -> str:
-    """The whole report as HTML."""
-    facts = [("", [name, str(value)]) for name, value in machine.items()]
-    bounds = [("" if v.holds else "missed", report.verdict_cells(v)) for v in verdicts]
-    rows = [
-        ("ours" if row[3].startswith(OURS) else "", row) for row in report.rows_of(measurements)
-    ]
-    workloads = [("", [name, what]) for name, what in WORKLOADS.items()]
-    parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><title>Replicax: measurements</title>",
-        f"<style>{_STYLE}</style><h1>Replicax: measurements</h1>",
-        _html_table(("", ""), facts),
-        *(_svg(figure) for figure in figures),
-        "<h2>What must hold</h2>",
-        _html_table(report.VERDICT_HEADINGS, bounds),
-        "<h2>All measurements</h2>",
-        _html_table(report.HEADINGS, rows),
-        "<h2>The workloads</h2>",
-        _html_table(("", ""), workloads),
-        "</html>\n",
-    ]
-    return "\n".join(parts)
-
-
-def save(
-    folder: pathlib.Path,
-    measurements: Sequence[Measurement],
-    verdicts: Sequence[Verdict],
-    machine: Mapping[str, Any],
-) -> list[pathlib.Path]:
-    """Writes ``ratios.png``, ``growth.png`` and ``report.html``."""
+def save(folder: pathlib.Path, measurements: Sequence[Measurement]) -> None:
+    """Writes ``ratios.png`` and ``growth.png``."""
     figures = {"ratios": ratios_figure(measurements), "growth": growth_figure(measurements)}
-    paths = []
     for name, figure in figures.items():
-        paths.append(folder / f"{name}.png")
-        figure.savefig(paths[-1], dpi=130, format="png")
-    paths.append(folder / "report.html")
-    whole = page(measurements, verdicts, machine, list(figures.values()))
-    paths[-1].write_text(whole, encoding="utf-8")
-    return paths
+        figure.savefig(folder / f"{name}.png", dpi=130, format="png")

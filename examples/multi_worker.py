@@ -31,8 +31,8 @@ def train(strategy):
     with strategy.scope():
         weights = tf.Variable(tf.zeros((2, 1)), name="weights")
         bias = tf.Variable(0.0, name="bias")
-        optimizer = tf.keras.optimizers.SGD(0.1)
-        mean_loss = tf.keras.metrics.Mean()
+        optimizer = rx.optimizers.SGD(0.1)
+        mean_loss = rx.metrics.Mean()
     variables = [weights, bias]
 
     @tf.function

@@ -15,6 +15,7 @@ the full tier runs what users run.
 import json
 import os
 import pathlib
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable
@@ -58,6 +59,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--costs", action="store_true", help=f"measure {COSTS.name} again; with --full"
     )
+    parser.addoption(
+        "--until", type=float, help="skip what has not begun by then, in seconds as date +%%s gives"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -94,6 +98,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = _without(items, quick, kept=list(filter(_depends_on_tier, quick)))
     config.hook.pytest_deselected(items=_without(items, chosen))
     items[:] = chosen
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what is left when the time is up, before any fixture of it starts."""
+    until = item.config.getoption("--until")
+    if until is not None and time.time() > until:
+        pytest.skip("the time of --until is over")
 
 
 def _quick(items: list[pytest.Item]) -> list[pytest.Item]:

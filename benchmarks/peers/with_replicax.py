@@ -16,7 +16,7 @@ from benchmarks.peers import sources
 from benchmarks.peers.hand_written import LOOP
 from benchmarks.timing import Step
 from benchmarks.worker import Assignment
-from replicax.functions.program import LARGEST_TOKEN
+from replicax.engine.functions.program import LARGEST_TOKEN
 
 
 def strategy_of(assignment: Assignment) -> rx.Strategy:

@@ -20,14 +20,6 @@ import typing
 import replicax.core.jax_version  # noqa: F401 - first, because the others need that version
 from replicax.backend.compilation_cache import set_compilation_cache
 from replicax.backend.devices import set_virtual_devices
-from replicax.context.replica import ReplicaContext
-from replicax.context.stack import (
-    experimental_set_strategy,
-    get_replica_context,
-    get_strategy,
-    has_strategy,
-    in_cross_replica_context,
-)
 from replicax.core.enums import (
     InputReplicationMode,
     ReduceOp,
@@ -39,13 +31,14 @@ from replicax.core.names import REPLICA_AXIS
 from replicax.core.notices import ReplicaxWarning
 from replicax.core.options import InputOptions, RunOptions
 from replicax.core.spec import PerReplicaSpec, TensorSpec, TypeSpec
-from replicax.functions.function import (
+from replicax.engine.contexts.replica import ReplicaContext
+from replicax.engine.contexts.stack import has_strategy, in_cross_replica_context
+from replicax.engine.functions.function import (
     Function,
     function,
     functions_run_eagerly,
     run_functions_eagerly,
 )
-from replicax.functions.gradients import grad, value_and_grad
 from replicax.input.context import InputContext
 from replicax.input.dataset import DistributedDataset
 from replicax.input.iterator import DistributedIterator
@@ -56,12 +49,14 @@ from replicax.strategies.cross_device_ops import (
     NcclAllReduce,
     ReductionToOneDevice,
 )
+from replicax.strategies.current import experimental_set_strategy, get_replica_context, get_strategy
 from replicax.strategies.default import DefaultStrategy
 from replicax.strategies.extended import StrategyExtended
 from replicax.strategies.mirrored import MirroredStrategy
 from replicax.strategies.one_device import OneDeviceStrategy
 from replicax.values.distributed import DistributedValues, Mirrored, PerReplica
-from replicax.variables.creation import variable_creator_scope
+from replicax.variables.creators import variable_creator_scope
+from replicax.variables.gradients import grad, value_and_grad
 from replicax.variables.variable import Variable
 
 if typing.TYPE_CHECKING:
@@ -69,6 +64,7 @@ if typing.TYPE_CHECKING:
         cluster_resolver,
         data,
         experimental,
+        integrations,
         metrics,
         optimizers,
         random,
@@ -76,12 +72,13 @@ if typing.TYPE_CHECKING:
     )
     from replicax.checkpoint.backup import BackupAndRestore
     from replicax.checkpoint.checkpoint import Checkpoint
+    from replicax.checkpoint.latest import latest_checkpoint
     from replicax.checkpoint.manager import CheckpointManager
     from replicax.checkpoint.options import CheckpointOptions
     from replicax.drawing import visualize_value
     from replicax.losses import compute_average_loss, scale_regularization_loss
     from replicax.optimizers.optimizer import Optimizer
-    from replicax.optimizers.trees import values_of, variables_from
+    from replicax.optimizers.trees import assign, values_of, variables_from
     from replicax.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
     from replicax.strategies.tpu import TPUStrategy
 
@@ -125,6 +122,7 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "assign",
     "cluster_resolver",
     "compute_average_loss",
     "data",
@@ -137,6 +135,8 @@ __all__ = [
     "grad",
     "has_strategy",
     "in_cross_replica_context",
+    "integrations",
+    "latest_checkpoint",
     "metrics",
     "optimizers",
     "random",
@@ -161,10 +161,13 @@ _IMPORTED_WHEN_USED = {
     "MultiWorkerMirroredStrategy": "replicax.strategies.multi_worker_mirrored",
     "Optimizer": "replicax.optimizers.optimizer",
     "TPUStrategy": "replicax.strategies.tpu",
+    "assign": "replicax.optimizers.trees",
     "cluster_resolver": None,
     "compute_average_loss": "replicax.losses",
     "data": None,
     "experimental": None,
+    "integrations": None,
+    "latest_checkpoint": "replicax.checkpoint.latest",
     "metrics": None,
     "optimizers": None,
     "random": None,

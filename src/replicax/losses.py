@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.context import stack
 from replicax.core.enums import ReduceOp
 from replicax.core.errors import ContextError, LossError
 from replicax.core.weights import weight_shape
+from replicax.engine.contexts import stack
+from replicax.strategies import current
 
 __all__ = ["compute_average_loss", "scale_regularization_loss"]
 
@@ -98,7 +99,7 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     """
     _require_replica("scale_regularization_loss", "Call it in the function passed to run.")
     total, dtype = _as_sum(jnp.asarray(regularization_loss))
-    return (jnp.sum(total) / stack.get_strategy().num_replicas_in_sync).astype(dtype)
+    return (jnp.sum(total) / current.get_strategy().num_replicas_in_sync).astype(dtype)
 
 
 def _as_sum(losses: jax.Array) -> tuple[jax.Array, Any]:
@@ -116,10 +117,10 @@ def _num_examples(local: int) -> Any:
     )
 
     def total(count: Any) -> Any:
-        return stack.get_strategy().reduce(ReduceOp.SUM, count, axis=None)
+        return current.get_strategy().reduce(ReduceOp.SUM, count, axis=None)
 
     # Meeting with a Python int: where all replicas have as many, nothing is communicated.
-    return stack.get_replica_context()._together("compute_average_loss", total, (local,))
+    return current.get_replica_context()._together("compute_average_loss", total, (local,))
 
 
 def _require_replica(call: str, then: str) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from replicax.context import stack
 from replicax.core.enums import VariableAggregation
 from replicax.core.errors import ContextError
-from replicax.variables.storage import exclusively
+from replicax.engine.contexts import stack
+from replicax.engine.storage import exclusively
+from replicax.strategies import current
 from replicax.variables.variable import Variable
 
 __all__ = ["Generator"]
@@ -58,7 +59,7 @@ class Generator:
         Raises:
             ContextError: In cross-replica context, where there is no replica.
         """
-        context = stack.get_replica_context()
+        context = current.get_replica_context()
         if context is None:
             raise ContextError(
                 f"Generator.next_replica_key was called inside {stack.describe()}. Call it inside "
@@ -79,5 +80,5 @@ def _taken(state: Variable) -> jax.Array:
             state.assign_add(jnp.uint32(1))
         return number
 
-    context = stack.get_replica_context()
+    context = current.get_replica_context()
     return take() if context is None else context._together("Generator.next_key", take, ())

@@ -16,7 +16,11 @@ CODE_FOLDERS = ("src", "tests", "benchmarks", "examples")
 
 # Public modules that only give names; a package here may have more than a docstring.
 FACADE_MODULES = ("experimental", "cluster_resolver", "data")
-FACADE_PACKAGES = ("coordinator", "metrics", "optimizers", "testing", "tf")
+FACADE_PACKAGES = (
+    *("coordinator", "integrations", "integrations.flax", "integrations.keras", "metrics"),
+    "optimizers",
+    *("testing", "tf"),
+)
 
 IMPORTS = ast.Import | ast.ImportFrom
 

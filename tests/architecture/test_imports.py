@@ -1,4 +1,4 @@
-"""Imports are absolute, at the top, from leaf modules, and private JAX is behind one file.
+"""Imports are absolute, at the top, from leaf modules, and private JAX is in one room.
 
 Each rule is one test, which lists every line that breaks it.
 """
@@ -22,7 +22,7 @@ from tests.architecture.source_tree import (
     tree,
 )
 
-COMPAT = [PACKAGE / "backend" / name for name in ("compat.py", "compat_processes.py")]
+PRIVATE_ROOM = PACKAGE / "jax_internals"
 PRIVATE_PACKAGES = ("jax._src", "jaxlib")
 
 # The layers above the public API; every other module would close a cycle by importing it.
@@ -45,21 +45,21 @@ def _is_private_jax(name: str) -> bool:
     return any(is_within(name, package) for package in PRIVATE_PACKAGES)
 
 
-def test_only_compat_imports_private_jax():
-    others = [path for path in python_files(*CODE_FOLDERS) if path not in COMPAT]
+def test_only_one_room_imports_private_jax():
+    others = [path for path in python_files(*CODE_FOLDERS) if PRIVATE_ROOM not in path.parents]
     private = [_line(p, s) for p, s, name in _import_lines(others) if _is_private_jax(name)]
-    assert not private, "put these into backend/compat.py"
+    assert not private, "put these into jax_internals"
 
 
-def test_only_compat_reaches_private_jax_by_attribute():
+def test_only_one_room_reaches_private_jax_by_attribute():
     private = [
         _line(path, node)
         for path in src_files()
-        if path not in COMPAT
+        if PRIVATE_ROOM not in path.parents
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Attribute) and ast.unparse(node) in PRIVATE_PACKAGES
     ]
-    assert not private, "put these into backend/compat.py"
+    assert not private, "put these into jax_internals"
 
 
 def test_imports_are_absolute():

@@ -9,8 +9,6 @@ from tests.architecture.public_api import bases, own_names, public_classes
 # What a class shows that its public bases do not.
 ATTRIBUTES = {
     "AUC": "false_positives true_positives",
-    "Adam": "learning_rate",
-    "AdamW": "learning_rate",
     "AutoShardPolicy": "AUTO DATA FILE HINT OFF",
     "Average": "count total",
     "BackupAndRestore": "manager step steps",
@@ -65,17 +63,21 @@ ATTRIBUTES = {
     "LogicalDeviceConfiguration": """
         experimental_device_ordinal experimental_priority memory_limit
     """,
-    "Metric": "add_state dtype name reset_state result state_dtype update_state variables",
+    "Metric": """
+        add_state dtype name reset_state reset_states result state_dtype update_state variables
+    """,
     "Mirrored": "dtype mesh numpy read_value shape values",
     "MirroredReport": "names num_copies",
     "MultiStepContext": """
         last_step_outputs non_tensor_outputs run_op set_last_step_output set_non_tensor_output
     """,
     "NanFinding": "index name num_nan num_replicas replica_ids size",
-    "Optimizer": "apply_gradients build iterations name slots_of state variables",
+    "Optimizer": """
+        apply_gradients build iterations learning_rate minimize name slots_of state variables
+    """,
     "Optional": "get_value has_value",
     "Options": "merge",
-    "PerReplica": "dtype mesh shapes values",
+    "PerReplica": "dtype mesh numpy shapes values",
     "PerReplicaSpec": "components",
     "PhysicalDevice": "device_type name",
     "PlatformApiError": "status",
@@ -102,7 +104,6 @@ ATTRIBUTES = {
         experimental_bucketizing_dynamic_shape experimental_enable_dynamic_batch_size
         experimental_xla_options
     """,
-    "SGD": "learning_rate",
     "Sharding": "partitioner stage",
     "SlurmClusterResolver": "get_task_info",
     "Strategy": """
@@ -116,8 +117,9 @@ ATTRIBUTES = {
         unwrap
     """,
     "StrategyExtended": """
-        batch_reduce_to broadcast_to call_for_each_replica cluster_resolver colocate_vars_with
-        create_variable distribute_batch experimental_between_graph experimental_make_numpy_dataset
+        assign_together batch_reduce_to broadcast_to call_for_each_replica cluster_resolver
+        colocate_vars_with create_variable creation_scope distribute_batch
+        experimental_between_graph experimental_make_numpy_dataset
         experimental_require_static_shapes experimental_run_steps_on_iterator
         experimental_should_init gather local_results mesh non_slot_devices num_replicas_in_sync
         parameter_devices read_var reduce reduce_to run set_replica_devices set_sharding sharding
@@ -138,8 +140,8 @@ ATTRIBUTES = {
     """,
     "ValueContext": "num_replicas_in_sync replica_id_in_sync_group",
     "Variable": """
-        aggregation assign assign_add assign_sub devices dtype name ndim numpy partition_dimensions
-        read_value shape size strategy synchronization trainable value
+        aggregation assign assign_add assign_sub devices distribute_strategy dtype name ndim numpy
+        partition_dimensions read_value shape size strategy synchronization trainable value
     """,
     "VariableAggregation": "MEAN NONE ONLY_FIRST_REPLICA SUM",
     "VariableCopy": "assign assign_add assign_sub dtype name numpy read_value shape value",

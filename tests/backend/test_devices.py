@@ -89,6 +89,26 @@ def test_one_device_instead_of_a_list_is_refused():
         devices.resolve_devices("CPU:0")
     with pytest.raises(UnknownDeviceError, match="must be a list, got one"):
         devices.resolve_devices(jax.devices()[0])
+    with pytest.raises(
+        UnknownDeviceError, match=r"must be a list, got 8\. Name them, as in \['CPU"
+    ):
+        devices.resolve_devices(8)
+
+
+def test_on_a_machine_with_one_device_the_errors_name_virtual_devices():
+    source = """
+        import replicax as rx
+        for devices in (["CPU:0", "CPU:1"], 8):
+            try:
+                rx.MirroredStrategy(devices)
+            except ValueError as error:
+                print(error)
+    """
+    lines = run_fresh(source).splitlines()
+    assert len(lines) == 2
+    assert all(
+        "has CPU:0. For 8 virtual devices call rx.set_virtual_devices(8)" in x for x in lines
+    )
 
 
 def test_local_devices_are_all_devices_of_this_process():
@@ -143,9 +163,10 @@ def test_importing_configures_and_starts_nothing():
         """
         import os
         before = dict(os.environ)
-        from replicax.backend import compat, cpu_client, devices, runahead
+        from replicax.backend import cpu_client, devices, runahead
+        from replicax.jax_internals.processes import has_started
         assert dict(os.environ) == before
-        assert not compat.has_started()
+        assert not has_started()
         """
     )
 
@@ -154,10 +175,11 @@ def test_virtual_cpu_devices_come_with_threads_for_all_of_them():
     run_fresh(
         """
         import os
-        from replicax.backend import compat, cpu_client, devices, runahead
+        from replicax.backend import cpu_client, devices, runahead
+        from replicax.jax_internals.processes import has_started
         devices.set_virtual_devices(2)
         devices.set_virtual_devices(3)  # the last call counts
-        assert not compat.has_started()
+        assert not has_started()
         assert [devices.device_name(d) for d in devices.local_devices()] == [
             "CPU:0", "CPU:1", "CPU:2"]
         assert cpu_client.num_client_threads(3) >= 6
@@ -170,12 +192,13 @@ def test_virtual_cpu_devices_come_with_threads_for_all_of_them():
 def test_virtual_gpus_answer_to_gpu_and_cpu_names():
     run_fresh(
         """
-        from replicax.backend import compat, cpu_client, devices
+        from replicax.backend import cpu_client, devices
+        from replicax.jax_internals.processes import has_started
         devices.set_virtual_devices(4, kind="gpu")
         gpus = devices.list_physical_devices("GPU")
         assert [d.name for d in gpus] == [f"/physical_device:GPU:{i}" for i in range(4)]
         assert len(devices.list_physical_devices()) == 5
-        assert not compat.has_started()
+        assert not has_started()
         local = devices.local_devices()
         assert [devices.device_name(d) for d in local] == [f"GPU:{i}" for i in range(4)]
         assert devices.resolve_devices([f"/gpu:{i}" for i in range(4)]) == local
@@ -200,10 +223,11 @@ def test_virtual_gpus_answer_to_gpu_and_cpu_names():
 def test_the_documented_way_to_divide_a_cpu_works():
     run_fresh(
         """
-        from replicax.backend import compat, cpu_client, devices
+        from replicax.backend import cpu_client, devices
+        from replicax.jax_internals.processes import has_started
         cpu = devices.list_physical_devices("CPU")[0]
         assert not devices.list_physical_devices("GPU")
-        assert not compat.has_started()
+        assert not has_started()
         one = devices.LogicalDeviceConfiguration()
         for bad, text in (([], "logical_devices is empty"),
                           ([devices.LogicalDeviceConfiguration(memory_limit=10)], "memory limit")):

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from replicax.backend import compat, placement
+from replicax.backend import placement
 from replicax.backend.mesh import replica_mesh
 from replicax.core.errors import BatchError
+from replicax.jax_internals.arrays import one_device_arrays
 
 
 @pytest.fixture(params=[1, 2, 8])
@@ -16,7 +17,7 @@ def mesh(request):
 
 
 def pointers(array):
-    return [part.unsafe_buffer_pointer() for part in compat.shards(array)]
+    return [part.unsafe_buffer_pointer() for part in one_device_arrays(array)]
 
 
 # -- narrowing ---------------------------------------------------------------------------------
@@ -173,27 +174,9 @@ def test_replicate_gives_each_device_a_buffer_of_its_own(mesh, source):
     if isinstance(value, jax.Array):
         assert value.unsafe_buffer_pointer() not in pointers(array)
         value.delete()
-    for part, device in zip(compat.shards(array), mesh.devices, strict=True):
+    for part, device in zip(one_device_arrays(array), mesh.devices, strict=True):
         assert part.devices() == {device}
         np.testing.assert_array_equal(np.asarray(part), expected)
-
-
-def test_replicate_all_is_replicate_of_each_also_of_memory_that_a_device_could_adopt(mesh):
-    raw = np.arange(4096, dtype=np.float32)
-    start = -raw.ctypes.data % 64 // 4  # XLA adopts host arrays that begin at multiples of 64
-    aligned = raw[start : start + 2048].reshape(4, 512)
-    values = [*aligned, np.int32([1, 2]), *aligned.reshape(2, 2, 512)]
-    expected = [value.copy() for value in values]
-    arrays = placement.replicate_all(values, mesh)
-    one_by_one = [placement.replicate(value, mesh) for value in expected]
-    raw[:] = -1
-    assert len({p for array in arrays for p in pointers(array)}) == len(values) * mesh.num_replicas
-    for array, single, value in zip(arrays, one_by_one, expected, strict=True):
-        assert (array.sharding, array.committed) == (single.sharding, single.committed)
-        assert array.aval == single.aval
-        for part, device in zip(compat.shards(array), mesh.devices, strict=True):
-            assert part.devices() == {device}
-            np.testing.assert_array_equal(np.asarray(part), value)
 
 
 # -- assembling --------------------------------------------------------------------------------
@@ -204,7 +187,7 @@ def test_assemble_puts_each_component_on_its_device(mesh):
     array = placement.assemble(parts, mesh)
     assert array.shape == (2 * mesh.num_replicas, 3)
     assert array.sharding == mesh.per_replica
-    for i, (shard, device) in enumerate(zip(compat.shards(array), mesh.devices, strict=True)):
+    for i, (shard, device) in enumerate(zip(one_device_arrays(array), mesh.devices, strict=True)):
         assert shard.devices() == {device}
         np.testing.assert_array_equal(shard, np.full((2, 3), i))
 

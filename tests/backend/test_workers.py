@@ -9,13 +9,20 @@ from tests.backend.fresh_process import run_fresh
 # A process with a real coordination service that plays all workers but the one it is.
 PRELUDE = """
 import json, time
-from replicax.backend import compat, workers
+from replicax.backend import workers
+from replicax.jax_internals.processes import (
+    connect_to_coordination,
+    coordination_client,
+    forget_coordination,
+    leave_coordination,
+    start_coordination_service,
+)
 from replicax.cluster.addresses import free_port
 from replicax.core import errors
 address = f"127.0.0.1:{free_port()}"
-service = compat.start_coordination_service(address, 1, heartbeat_seconds=60, shutdown_seconds=5)
-compat.connect_to_coordination(address, 1, 0, heartbeat_seconds=60, start_seconds=30)
-client = compat.coordination_client()
+service = start_coordination_service(address, 1, heartbeat_seconds=60, shutdown_seconds=5)
+connect_to_coordination(address, 1, 0, heartbeat_seconds=60, start_seconds=30)
+client = coordination_client()
 names = ["worker 0", "worker 1", "worker 2"]
 joined = workers.Workers(0, names, 2.0, service_rank=0)
 workers.set_current(joined)
@@ -25,8 +32,8 @@ GLOO = ValueError("UNKNOWN: Gloo all-reduce failed: [pair.cc:538] Connection res
 """
 END = """
 joined.end("ended")
-compat.leave_coordination()
-compat.forget_coordination()
+leave_coordination()
+forget_coordination()
 service.shutdown()
 """
 

@@ -23,4 +23,4 @@ def stop_in_mid_save(process, folder, num_looks):
 
 def half_written(folder):
     """The names of checkpoints that are not complete."""
-    return [name for name in os.listdir(folder) if re.fullmatch(r"ckpt-\d+\.partial", name)]
+    return [name for name in os.listdir(folder) if re.fullmatch(r"ckpt-\d+\.partial-.*", name)]

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,6 +109,70 @@ def test_the_manager_uses_the_one_before_a_damaged_one(name, tmp_path):
     assert (target.w.numpy().max(), target.n, int(target.save_counter)) == (1, 1, 1)
 
 
+def replace_by_a_file(path):
+    shutil.rmtree(path)
+    path.write_text("notes of the user")
+
+
+def replace_by_a_pipe(path):
+    shutil.rmtree(path)
+    os.mkfifo(path)
+
+
+def replace_by_a_link(path):
+    kept = path.rename(path.with_name("kept"))
+    path.symlink_to(kept)
+
+
+def replace_by_a_link_to_nothing(path):
+    shutil.rmtree(path)
+    path.symlink_to("nothing")
+
+
+def replace_manifest_by_a_folder(path):
+    (path / files.MANIFEST).unlink()
+    (path / files.MANIFEST).mkdir()
+    (path / files.MANIFEST / "notes").write_text("notes of the user")
+
+
+@pytest.mark.filterwarnings("ignore:.*(passed over|used instead|in the way)")
+@pytest.mark.parametrize("has_list", [True, False])
+@pytest.mark.parametrize(
+    "replace",
+    [
+        replace_by_a_file,
+        replace_by_a_pipe,
+        replace_by_a_link,
+        replace_by_a_link_to_nothing,
+        replace_manifest_by_a_folder,
+    ],
+)
+def test_training_goes_on_where_something_else_lies_in_place_of_the_latest(
+    replace, has_list, tmp_path
+):
+    source = make()
+    manager = CheckpointManager(source, tmp_path, 5)
+    for source.n in (1, 2, 3):
+        manager.save()
+    replace(tmp_path / "ckpt-3")
+    if not has_list:
+        (tmp_path / "checkpoint").unlink()
+    target = make()
+    manager = CheckpointManager(target, tmp_path, 5)
+    assert manager.restore_or_initialize() == str(tmp_path / "ckpt-2")
+    assert target.n == 2
+
+    target.n = 4
+    assert manager.save() == str(tmp_path / "ckpt-3")  # where the next one has to be
+
+    again = make()
+    assert CheckpointManager(again, tmp_path, 5).restore_or_initialize() is not None
+    assert again.n == 4
+    assert [p.name for p in tmp_path.iterdir() if files.DAMAGED in p.name]  # nothing was deleted
+    if replace is replace_by_a_link:
+        assert (tmp_path / "kept" / files.MANIFEST).is_file()
+
+
 def test_if_all_are_damaged_the_run_does_not_start_over_silently(tmp_path):
     manager = CheckpointManager(make(1.0), tmp_path, 3, init_fn=lambda: pytest.fail("started"))
     for _ in range(2):
@@ -125,7 +190,7 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
     path = make(1.0).save(tmp_path / "ckpt")
     monkeypatch.undo()
 
-    with pytest.raises(DamagedCheckpointError, match="has format 99; this release reads format 1"):
+    with pytest.raises(DamagedCheckpointError, match="has format 99; this release reads format 2"):
         make().restore(path)
 
 
@@ -188,4 +253,4 @@ def test_a_process_killed_in_mid_save_leaves_a_whole_latest_checkpoint(how, tmp_
         reached = checkpoint.n
     manager = CheckpointManager(checkpoint, tmp_path, 2)
     manager.save()
-    assert not [name for name in os.listdir(tmp_path) if name.endswith((".partial", ".replaced"))]
+    assert not [name for name in os.listdir(tmp_path) if ".partial-" in name or ".removed-" in name]

@@ -125,18 +125,6 @@ def test_background_saves_are_managed_too(tmp_path):
     assert names(manager.checkpoints) == ["ckpt-3", "ckpt-4"]
 
 
-def test_leftovers_of_a_killed_process_are_removed(tmp_path):
-    half = tmp_path / "ckpt-3.partial" / files.ARRAYS
-    half.mkdir(parents=True)
-    (half / "data").write_text("half")
-    (tmp_path / "notes.partial").write_text("the user's own")
-
-    manager = CheckpointManager(Checkpoint(n=0), tmp_path, 2)
-
-    assert os.listdir(tmp_path) == ["notes.partial"]
-    assert manager.latest_checkpoint is None
-
-
 def test_the_folder_can_be_moved(tmp_path):
     CheckpointManager(Checkpoint(n=3), tmp_path / "old", 2).save()
     (tmp_path / "old").rename(tmp_path / "new")

@@ -11,6 +11,7 @@ import replicax as rx
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.errors import CheckpointMismatchError, CheckpointObjectError
 from replicax.checkpoint.objects import Found
+from replicax.core import notices
 from tests.contracts.strategies import mirrored
 
 
@@ -244,3 +245,23 @@ def test_states_that_json_and_arrays_cannot_hold_are_refused(tmp_path):
     ]:
         with pytest.raises(CheckpointObjectError, match=text):
             Checkpoint(x=Odd(state)).write(tmp_path / "saved")
+
+
+class WithArrays:
+    """An object of a user with a variable and, which is easy to overlook, with arrays."""
+
+    def __init__(self):
+        self.w = rx.Variable(1.0)
+        self.scale = np.ones(2)
+        self.parts = {"shift": jnp.zeros(2)}
+
+
+def test_arrays_in_attributes_are_not_saved_and_one_notice_says_so(tmp_path):
+    key = ("arrays in attributes", "model/parts/shift", "model/scale")
+    notices.forget(key)
+    checkpoint = rx.Checkpoint(model=WithArrays())
+    message = "'model/parts/shift', 'model/scale' will be missing.*make it a replicax.Variable"
+    with pytest.warns(rx.ReplicaxWarning, match=message) as shown:
+        checkpoint.save(tmp_path / "ckpt")
+        checkpoint.save(tmp_path / "ckpt")
+    assert len(shown) == 1

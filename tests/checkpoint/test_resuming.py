@@ -9,7 +9,7 @@ from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.options import CheckpointOptions
 from tests.checkpoint.training import Training, assert_same_bits
 from tests.contracts.strategies import STRATEGIES
-from tests.functions.test_traces import compilations
+from tests.engine.functions.test_traces import compilations
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

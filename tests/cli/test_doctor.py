@@ -57,6 +57,18 @@ def test_a_single_process_has_versions_devices_and_nothing_wrong():
     assert "Nothing is wrong." in result.output
 
 
+def test_the_extras_that_install_what_is_missing_are_named(monkeypatch: pytest.MonkeyPatch):
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name in ("orbax-checkpoint", "grain"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert "pip install 'replicax[data,checkpoint]'" in invoke().output
+
+
 def test_json_has_everything():
     found = diagnosis()
     assert found["ok"] is True
@@ -135,6 +147,12 @@ def test_a_task_whose_address_is_another_machine_is_a_problem(monkeypatch: pytes
     assert "this task cannot listen at 192.0.2.1:2222" in report["problem"]
 
 
+def test_a_task_at_every_interface_is_a_problem(monkeypatch: pytest.MonkeyPatch):
+    set_cluster(monkeypatch, "0.0.0.0:2222")
+    (report,) = diagnosis("--cluster")["addresses"]
+    assert "'0.0.0.0', means every interface of a machine" in report["problem"]
+
+
 def test_a_host_that_is_loopback_among_several_is_a_problem_before_anything_is_tried(
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -166,3 +184,10 @@ def test_many_addresses_take_the_time_of_one(deaf_port: int):
     reports = check_addresses(tasks, ("worker", 99), connect=True, seconds=0.5)
     assert len(reports) == 20
     assert all("cannot be reached within 0.5 s" in report.problem for report in reports)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1", "1e+300"])
+def test_a_time_that_nobody_can_wait_for_is_refused(value: str):
+    result = invoke("--timeout", value)
+    assert result.exit_code == 2
+    assert f"Invalid value for '--timeout': {value}" in result.output.replace("0.0", "0")

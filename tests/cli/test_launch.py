@@ -219,3 +219,14 @@ def test_two_launchers_make_one_cluster(tmp_path: pathlib.Path):
         assert (first.returncode, second.returncode) == (0, 0), outputs
     assert sorted(outputs[0][0].splitlines()) == ["[worker 0] 0 4", "[worker 1] 1 4"]
     assert sorted(outputs[1][0].splitlines()) == ["[worker 2] 2 4", "[worker 3] 3 4"]
+
+
+@pytest.mark.parametrize("option", ["--start-timeout", "--grace", "--backoff"])
+@pytest.mark.parametrize("value", ["nan", "-nan", "inf", "-inf", "-1", "1e+300", "soon"])
+def test_a_number_that_nobody_can_wait_for_is_refused(option: str, value: str, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    result = invoke("--workers", "1", option, value, str(script))
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}': " in result.output
+    assert value in result.output.partition("Invalid value for")[2]

@@ -33,7 +33,8 @@ def test_version_is_that_of_the_installed_package(option: str):
 def test_an_unknown_command_is_a_usage_error_that_names_it():
     result = _invoke("dmeo")
     assert result.exit_code == 2
-    assert "No such command 'dmeo'" in result.output
+    assert "No such command 'dmeo'. Did you mean 'demo'?" in result.output
+    assert "No such command 'xyz'." in _invoke("xyz").output
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)

@@ -53,9 +53,10 @@ def serve(routes: dict[str, Any], *, with_tls: bool = False) -> Iterator[FakeApi
             self.send_response(status)
             if status == 302:
                 self.send_header("Location", text)
-            self.send_header("Content-Length", str(len(text.encode())))
+            data = text.encode("utf-8", "surrogateescape")
+            self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(text.encode())
+            self.wfile.write(data)
 
         do_GET = do_POST = _handle
 

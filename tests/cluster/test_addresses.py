@@ -91,3 +91,46 @@ def test_free_ports_are_different_and_can_be_used():
 def test_a_port_of_another_machine_cannot_be_had():
     with pytest.raises(ClusterError, match=r"this machine has no interface '192\.0\.2\.1'"):
         addresses.free_port("192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "ip"),
+    [
+        (["127.0.0.1:1", "localhost:2"], "127.0.0.1"),
+        (["127.0.0.1:1", "127.0.0.2:1"], "127.0.0.1"),
+        (["[::ffff:127.0.0.1]:1", "127.0.0.1:2"], "::ffff:127.0.0.1"),
+        (["127.0.1.1:1"], "127.0.1.1"),
+    ],
+)
+def test_a_task_of_a_local_cluster_listens_at_the_loopback_address_of_its_own(cluster, ip):
+    assert addresses.own_ip(cluster, 0) == ip
+
+
+OWN_MISTAKES = {
+    "loopback among several": (
+        ["127.0.1.1:1", "192.0.2.1:1"],
+        "the host of this task, '127.0.1.1', resolves to 127.0.1.1 here, which only this machine "
+        "can reach, and the cluster has a task at '192.0.2.1:1'. Use the address of a network",
+    ),
+    "loopback beside a name that is not known here": (
+        ["127.0.1.1:1", "no-such-host.invalid:1"],
+        "the cluster has a task at 'no-such-host.invalid:1'.",
+    ),
+    "another machine": (
+        ["192.0.2.1:1", "192.0.2.2:1"],
+        "this task cannot listen at 192.0.2.1:1: '192.0.2.1' resolves to 192.0.2.1 here, which is "
+        "no address of this machine. Correct the cluster, or the type and index of this task.",
+    ),
+    "all interfaces": (
+        ["0.0.0.0:1", "192.0.2.1:1"],
+        "the host of this task, '0.0.0.0', means every interface of a machine: others cannot",
+    ),
+    "all interfaces, IPv6": (["[::]:1"], "the host of this task, '::', means every interface"),
+}
+
+
+@pytest.mark.parametrize("name", OWN_MISTAKES)
+def test_an_address_at_which_a_task_cannot_be_reached_is_refused(name):
+    cluster, message = OWN_MISTAKES[name]
+    with pytest.raises(ClusterError, match=re.escape(message)):
+        addresses.own_ip(cluster, 0)

@@ -1,7 +1,12 @@
 """The start of a cluster: workers meet over real connections, each in a thread of this process."""
 
+import collections
+import contextlib
+import json
+import random
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +20,8 @@ from replicax.core.errors import (
     WorkerLostError,
     WorkersDifferError,
 )
+from tests.cluster import mutations
+from tests.tiers import full_only
 
 WAIT_SECONDS = 60.0
 FACTS = {"Python": "3.11.9", "JAX": "0.10.2"}
@@ -38,6 +45,7 @@ class Cluster:
                     self.addresses,
                     rank,
                     names=self.names,
+                    host="127.0.0.1",
                     facts=FACTS | (facts or {}),
                     seconds=seconds,
                 )
@@ -55,6 +63,9 @@ class Cluster:
 
         return end
 
+    def is_running(self, rank: int) -> bool:
+        return any(t.is_alive() for t in self._threads if t.name == f"worker {rank}")
+
     def knock(self) -> Connection:
         """A connection to worker 0 of one who is no worker."""
         host, _, port = self.addresses[0].partition(":")
@@ -62,7 +73,7 @@ class Cluster:
             try:
                 return Connection(socket.create_connection((host, int(port))), "worker 0")
             except ConnectionRefusedError:
-                continue
+                assert self.is_running(0), "worker 0 has ended"
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
@@ -142,6 +153,95 @@ def test_one_who_is_no_worker_of_the_cluster_gets_no_answer(message: dict):
     assert chief() is None
 
 
+ATTACKS = {
+    "half a character": b'{"type": "here", "rank": 1, "of": 2, "facts": {"JAX": "\\ud800"}}\n',
+    "nested without end": b"[" * 200_000 + b"\n",
+    "nested objects": b'{"a":' * 10_000 + b"\n",
+    "a number without end": b'{"rank": ' + b"9" * 5000 + b"}\n",
+    "no end of the line": b"x" * 200_000,
+    "no text": b"\xff\xfe\x00\n",
+    "a rank that is true": b'{"type": "here", "rank": true, "of": 2, "facts": {}}\n',
+    "facts that are no text": b'{"type": "here", "rank": 1, "of": 2, "facts": {"JAX": [1]}}\n',
+    "a long fact": b'{"rank": 1, "of": 2, "facts": {"JAX": "' + b"x" * 201 + b'"}}\n',
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_malformed_report_refuses_that_peer_only(name: str):
+    cluster = Cluster(2)
+    chief = cluster.start(0)
+    stranger = cluster.knock()
+    with contextlib.suppress(OSError):  # it may be refused before it has said all
+        stranger._socket.sendall(ATTACKS[name])
+    with pytest.raises(ClusterPlatformError, match="is lost: "):
+        stranger.receive(WAIT_SECONDS)
+    stranger.close()
+    assert cluster.start(1)() is None
+    assert chief() is None
+
+
+def test_connections_that_say_nothing_do_not_stop_a_start():
+    cluster = Cluster(2)
+    chief = cluster.start(0)
+    silent = [cluster.knock() for _ in range(600)]
+    since = time.monotonic()
+    assert cluster.start(1)() is None
+    assert chief() is None
+    assert time.monotonic() - since < 5.0
+    for stranger in silent:
+        stranger.close()
+
+
+ANSWERS = [
+    b"[" * 200_000,
+    b'{"type": "WorkerLostError", "reason": ["\\ud800"], "workers": 7}',
+    b'{"type": "WorkerLostError", "reason": null, "workers": 7}',
+    b'{"type": "WorkerLostError", "workers": [1, "2", null, [[]]]}',
+    b'{"type": ["go"]}',
+    b"{}",
+]
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=range(len(ANSWERS)))
+def test_a_malformed_answer_of_worker_0_is_one_of_our_errors(answer: bytes):
+    cluster = Cluster(3)
+    host, _, port = cluster.addresses[0].partition(":")
+    with socket.create_server((host, int(port))) as listener:
+        end = cluster.start(1)
+        with listener.accept()[0] as connection:
+            connection.sendall(answer + b"\n")
+            error = end()
+    assert isinstance(error, WorkerLostError | WorkersDifferError)
+
+
+@pytest.mark.parametrize("count", [300, full_only(10_000)])
+def test_no_message_stops_a_start(count: int):
+    rng = random.Random(17)
+    report = json.dumps({"type": "here", "rank": 1, "of": 4, "facts": FACTS})  # of another cluster
+    cluster = Cluster(3)
+    chief = cluster.start(0)
+    strangers: collections.deque[Connection] = collections.deque()
+    for number in range(count):
+        if number % 3:
+            message = mutations.mutated_text(rng, report)
+        elif number % 2:
+            message = rng.randbytes(rng.randrange(2000))
+        else:
+            message = rng.choice(list(ATTACKS.values()))
+        strangers.append(cluster.knock())
+        with contextlib.suppress(OSError):
+            strangers[-1]._socket.sendall(message + b"\n")
+        if len(strangers) > 100:
+            strangers.popleft().close()
+    for stranger in strangers:
+        stranger.close()
+    assert cluster.is_running(0)
+    other = cluster.start(2)
+    while error := cluster.start(1)():  # one of the messages may have been right
+        assert "there is a worker 1 already" in str(error)
+    assert (chief(), other()) == (None, None)
+
+
 def test_junk_and_silence_at_the_port_do_not_hold_the_workers_up():
     cluster = Cluster(2)
     chief = cluster.start(0)
@@ -206,7 +306,7 @@ def test_the_time_limit_of_the_start_is_a_variable(monkeypatch: pytest.MonkeyPat
     assert arrival.start_seconds() == 12.5
 
 
-@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf", "1e300"])
 def test_a_time_limit_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: str):
     monkeypatch.setenv("REPLICAX_START_SECONDS", text)
     with pytest.raises(ClusterError, match=f"REPLICAX_START_SECONDS is '{text}'; expected a num"):

@@ -81,6 +81,22 @@ ANSWERS = {
         {LIST: (403, {"error": {"message": "Required 'compute.instanceGroups.list' permission"}})},
         "answered 403 Forbidden: Required 'compute.instanceGroups.list' permission",
     ),
+    "a list that never ends": (
+        {
+            LIST: (200, {"nextPageToken": "p"}),
+            f"{LIST}&pageToken=p": (200, {"nextPageToken": "p"}),
+        },
+        "the list of the instance group 'my-group' has more than 200 pages; the last one points to "
+        "'p'.",
+    ),
+    "a machine that is a number": (
+        {LIST: (200, {"items": [{"instance": 7}]})},
+        'listInstances?orderBy=name has "instance": 7; expected a string of printable characters.',
+    ),
+    "an address that is none": (
+        group("m1") | machine("m1", "10.0.0"),
+        'instances/m1 has "networkIP": "10.0.0"; expected an IP address.',
+    ),
     "no address": (
         group("m1") | machine("m1", ""),
         "the machine 'm1' has no address in its network yet.",

@@ -1,6 +1,7 @@
 """Slurm's notation of hosts and tasks, as tables."""
 
 import re
+import tracemalloc
 
 import pytest
 
@@ -32,8 +33,16 @@ BAD_HOSTS = [
     "n[3-1]",
     "n[1--2]",
 ]
+TOO_MANY_HOSTS = [
+    "n[0-50000000]",
+    "n[0-999999999999999999]",
+    "n[0-60000],m[0-60000]",
+    "n[0-60000,0-60000]",
+    "n" + "[1-9]" * 40,
+]
+TOO_MANY_TASKS = ["1(x50000000)", "50000000", "60000(x2)", "0(x999999999999999999)"]
 TASKS = {"1": [1], "2(x3)": [2, 2, 2], "3(x2),1": [3, 3, 1], "16,8(x2),4": [16, 8, 8, 4]}
-BAD_TASKS = ["", "x2", "2(3)", "2(x)", "2,,1", "-1"]
+BAD_TASKS = ["9" * 200, "", "x2", "2(3)", "2(x)", "2,,1", "-1"]
 
 
 @pytest.mark.parametrize("text", HOSTS)
@@ -45,6 +54,27 @@ def test_hosts_are_listed_in_order(text):
 def test_what_lists_no_hosts_is_refused(text):
     with pytest.raises(ClusterError, match=re.escape(f"{text!r} is no list of hosts; expected")):
         hostlist.expand_hosts(text)
+
+
+@pytest.mark.parametrize("text", TOO_MANY_HOSTS)
+def test_more_hosts_than_any_cluster_has_are_refused_before_they_are_listed(text):
+    tracemalloc.start()
+    with pytest.raises(ClusterError, match=r"hosts or more; a cluster has at most 100000 tasks"):
+        hostlist.expand_hosts(text)
+    assert tracemalloc.get_traced_memory()[1] < 50_000_000  # bytes, at any time
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("text", ["n[" + "9" * 5000 + "]", "n" * 300 + "[0-99999]", "n[\u0661]"])
+def test_numbers_and_names_without_bounds_are_refused(text):
+    with pytest.raises(ClusterError, match="is no list of hosts; expected"):
+        hostlist.expand_hosts(text)
+
+
+@pytest.mark.parametrize("text", TOO_MANY_TASKS)
+def test_more_tasks_than_any_cluster_has_are_refused_before_they_are_listed(text):
+    with pytest.raises(ClusterError, match="counts more nodes or tasks than a cluster has, 100000"):
+        hostlist.expand_tasks_per_node(text)
 
 
 @pytest.mark.parametrize("text", TASKS)

@@ -8,6 +8,7 @@ import pytest
 from replicax.cluster import kubernetes
 from replicax.cluster.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
 from replicax.cluster.kubernetes_api import KubernetesApi, Pod
+from replicax.cluster.reply import Reply
 from replicax.cluster.spec import ClusterSpec
 from replicax.core.errors import ClusterError, ClusterPlatformError
 from tests.cluster.fake_api import CERTIFICATE, serve
@@ -140,6 +141,26 @@ ANSWERS = {
         "no pod has the labels 'job-name=train'. Correct job_to_label_mapping, or wait until the",
     ),
     "a null list": ((200, {"items": None}), "no pod has the labels 'job-name=train'."),
+    "items that are no list": (
+        (200, {"items": {"a": 1}}),
+        'has "items": {"a": 1}; expected a list of objects.',
+    ),
+    "an index that is no number": (
+        (200, {"items": [pod("a", "10.0.0.1", index="first")]}),
+        '"batch.kubernetes.io/job-completion-index": "first"; expected a whole number.',
+    ),
+    "an index of 5,000 digits": (
+        (200, {"items": [pod("a", "10.0.0.1", index="9" * 5000)]}),
+        f'"{"9" * 59}...; expected a whole number.',
+    ),
+    "an address with a port": (
+        (200, {"items": [pod("a", "10.0.0.1:80")]}),
+        'has "podIP": "10.0.0.1:80"; expected an IP address.',
+    ),
+    "nested without end": (
+        (200, '{"items": ' + "[" * 200_000),
+        "' is nested deeper than 100.",
+    ),
     "pending": (
         (200, {"items": [pod("a", "10.0.0.1"), pod("b", "", "Pending")]}),
         "the pod 'b' does not run, its phase is 'Pending'. Wait until all pods with the labels "
@@ -205,4 +226,4 @@ def test_a_pod_of_an_indexed_job_knows_its_job(setenv, monkeypatch):
 
 
 def test_a_pod_that_the_api_hardly_describes_is_not_running():
-    assert Pod._from_json({}) == Pod("", "unknown", "")
+    assert Pod._from_reply(Reply({}, "the pod")) == Pod("", "unknown", "")

@@ -54,11 +54,11 @@ def test_virtual_accelerators_are_counted_without_starting_jax():
     run_fresh(
         """
         import replicax as rx
-        from replicax.backend import compat
+        from replicax.jax_internals.processes import has_started
         rx.set_virtual_devices(3, kind="GPU")
         resolver = rx.cluster_resolver.TFConfigClusterResolver()
         assert resolver.num_accelerators() == {"GPU": 3}
-        assert not compat.has_started()
+        assert not has_started()
         import jax
         jax.devices()
         assert resolver.num_accelerators() == {"GPU": 3}

@@ -107,6 +107,18 @@ MISTAKES = {
         ClusterPlatformError,
         "the environment variable SLURM_PROCID is 'x'; expected a whole number.",
     ),
+    "a rank of 5,000 digits": (
+        slurm_step("n1", "1", 1, "9" * 5000),
+        {},
+        ClusterError,
+        f"the environment variable SLURM_PROCID is '{'9' * 60}'; expected a whole number.",
+    ),
+    "more hosts than there are": (
+        slurm_step("n[0-50000000]", "1", 1, 0),
+        {},
+        ClusterError,
+        "'n[0-50000000]' lists 50000001 hosts or more; a cluster has at most 100000 tasks.",
+    ),
     "a bad node list": (
         slurm_step("n[1-", "1", 1, 0),
         {},

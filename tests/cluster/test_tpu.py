@@ -52,6 +52,22 @@ SLICES = {
         {"TPU_SKIP_MDS_QUERY": "1"},
         ({}, ("worker", 0), "", False),
     ),
+    "GKE, a place that is no number": (
+        {},
+        {"TPU_WORKER_HOSTNAMES": "t-0.svc,t-1.svc", "TPU_WORKER_ID": "x"},
+        "the environment variable TPU_WORKER_ID is 'x'; expected a whole number. GKE sets it on "
+        "the hosts of a TPU slice.",
+    ),
+    "GKE, a place beyond the hosts": (
+        {},
+        {"TPU_WORKER_HOSTNAMES": "t-0.svc,t-1.svc", "TPU_WORKER_ID": "2"},
+        "this is host 2 of the TPU slice, which has 2: 't-0.svc,t-1.svc'.",
+    ),
+    "metadata with a place that is no number": (
+        {"worker-network-endpoints": "w-0,w-1", "agent-worker-number": "one"},
+        {},
+        "the metadata server says agent-worker-number is 'one'; expected a whole number.",
+    ),
     "several slices": (
         {},
         {"MEGASCALE_NUM_SLICES": "2"},

@@ -33,7 +33,27 @@ MISTAKES = {
     "more after the end": ("{} {}", "TF_CONFIG is not JSON: Extra data at character 3, near"),
     "nested too deeply": (
         "[" * 100_000,
-        "TF_CONFIG is not JSON that can be read: it is nested too deeply. Write",
+        "TF_CONFIG is nested deeper than 100. Write",
+    ),
+    "a number of 5,000 digits": (
+        config({"worker": ["a:1"]}).replace('"index": 0', f'"index": {"9" * 5000}'),
+        "TF_CONFIG has a number of 5000 digits, more than 30. Write",
+    ),
+    "a number without end": (
+        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1e999}}',
+        'TF_CONFIG has the number "1e999", which is not finite. Write',
+    ),
+    "half a character": (
+        '{"cluster": {"worker": ["a\\ud800:1"]}}',
+        "TF_CONFIG has half a character in it: '\\ud800'. Write",
+    ),
+    "bytes that are no text": (
+        '{"cluster": "\udcff"}',
+        "TF_CONFIG has half a character in it: '\\udcff'. Write",
+    ),
+    "too long": (
+        " " * 5_000_000 + "{}",
+        "TF_CONFIG is 5000002 bytes long, more than 4194304. Write",
     ),
     "a list": ("[1, 2]", f"TF_CONFIG is [1, 2], not a JSON object. Write {EXAMPLE}"),
     "a string": ('"worker"', 'TF_CONFIG is "worker", not a JSON object.'),
@@ -152,7 +172,19 @@ MISTAKES = {
         config({"worker": {"first": "a:1"}}),
         "TF_CONFIG: a task of job 'worker' has the id 'first'; expected 0 or a higher whole",
     ),
+    "a task id beyond all clusters": (
+        config({"worker": {"999999999": "a:1"}}),
+        "TF_CONFIG: a task of job 'worker' has the id 999999999; ids are below 100000.",
+    ),
+    "a port of 5,000 digits": (
+        config({"worker": ["a:" + "1" * 5000]}),
+        "expected a number from 1 to 65535.",
+    ),
     # -- the task
+    "an index of 5,000 digits": (
+        with_task({"type": "worker", "index": "9" * 5000}),
+        f'TF_CONFIG has the task "index": "{"9" * 59}..., not a whole number. Write',
+    ),
     "no task": (
         json.dumps({"cluster": {"worker": ["a:1"]}}),
         'TF_CONFIG has no "task": which one of the cluster is this process? Add it, as in',

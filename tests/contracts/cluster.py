@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.backend import workers
-from replicax.execution.frame import current_frame
+from replicax.engine.trace.frame import current_frame
 from replicax.values.distributed import ComponentView
 
 _MEETING_SECONDS = 30.0

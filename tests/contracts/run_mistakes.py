@@ -9,6 +9,25 @@ from tests.contracts.mistakes import ALL, COMPILED, Row, context, eager_only_if,
 
 RUN = [
     Row("not callable", lambda s, run: s.run(3), TypeError, "needs a callable as fn; got 3"),
+    *(
+        Row(
+            f"args that is {name}",
+            lambda s, run, args=args: run(s, lambda *args: None, args),
+            ValueError,
+            r"args of Strategy.run is .*write args=\(value,\)",
+            ALL,
+        )
+        for name, args in {"an array": jnp.ones(2), "a dict": {"x": 1.0}, "a number": 3}.items()
+    ),
+    *(
+        Row(
+            f"{name} of one argument",
+            lambda s, run, name=name: getattr(rx, name)(lambda p: p),
+            TypeError,
+            rf"{name} needs the variables: write rx.{name}\(loss_fn, variables\)",
+        )
+        for name in ("value_and_grad", "grad")
+    ),
     Row(
         "options of another type",
         lambda s, run: run(s, int, options={"a": 1}),

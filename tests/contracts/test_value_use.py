@@ -44,6 +44,8 @@ USES = {
     "jnp.stack": lambda v: jnp.stack([v, v]),
     "round": round,
     "divmod": lambda v: divmod(v, 2),
+    "numpy()": lambda v: v.numpy(),
+    "format": lambda v: f"{v:.3f}",
 }
 
 MIRRORED_USES = {
@@ -73,6 +75,7 @@ MIRRORED_USES = {
     "array method": (lambda v: v.sum(), 3.0),
     "shape": (lambda v: len(v.shape), 0),
     "round": (round, 3.0),
+    "format": (lambda v: float(f"{v:.3f}"), 3.0),
 }
 
 
@@ -106,6 +109,10 @@ def test_a_per_replica_value_is_no_array(per_replica, use):
         USES[use](per_replica)
     texts = [str(error) for error in chain(caught.value)]
     assert any("strategy.reduce" in t and "experimental_local_results" in t for t in texts), texts
+
+
+def test_values_are_shown_by_an_f_string(per_replica, mirrored_value):
+    assert (f"{per_replica}", f"{mirrored_value}") == (str(per_replica), str(mirrored_value))
 
 
 @pytest.mark.parametrize("use", ["add", "float", "if", "np.asarray", "jnp.sum", "iteration"])

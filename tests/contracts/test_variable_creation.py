@@ -312,3 +312,8 @@ def test_an_initial_value_computed_in_a_run_keeps_its_bits(many, compiled):
     zero, nan = made[0].numpy()
     assert np.signbit(zero)
     assert np.isnan(nan)
+
+
+def test_a_variable_without_a_strategy_is_a_variable_and_nothing_else():
+    assert type(rx.Variable(1.0)) is rx.Variable
+    assert rx.Variable(1.0).strategy is None

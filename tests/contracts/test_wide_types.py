@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.core import notices
 
 SUM = rx.VariableAggregation.SUM
 ON_READ = rx.VariableSynchronization.ON_READ
@@ -112,3 +113,14 @@ def test_a_wide_value_is_no_initial_value_and_no_broadcast_while_wide_types_are_
         rx.Variable(array, name="w")
     with pytest.raises(ValueError, match=r"broadcast_to has dtype .*jax_enable_x64"):
         strategy.extended.broadcast_to(array, "CPU:0")
+
+
+def test_a_variable_with_fewer_bits_than_asked_for_says_so_once(strategy):
+    notices.forget(("fewer bits", np.dtype(np.int64)))
+    message = r"variable 'step' of dtype int64 holds int32.*jax_enable_x64"
+    with strategy.scope(), pytest.warns(rx.ReplicaxWarning, match=message) as shown:
+        rx.Variable(0, dtype=np.int64, name="step")
+        rx.Variable(0, dtype="int64", name="other")
+    assert len(shown) == 1
+    with strategy.scope(), jax.enable_x64(True):
+        assert rx.Variable(0, dtype=np.int64).dtype == np.int64

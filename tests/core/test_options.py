@@ -7,7 +7,7 @@ import pytest
 import replicax as rx
 from replicax.core.enums import ReduceOp, VariableAggregation, VariableSynchronization
 from replicax.core.errors import ReductionError
-from replicax.core.options import RunOptions
+from replicax.core.options import CommunicationOptions, RunOptions
 
 # -- RunOptions --------------------------------------------------------------------------------
 
@@ -103,3 +103,9 @@ def test_the_members_are_the_documented_ones():
     assert [m.name for m in rx.VariableAggregation] == ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"]
     assert [m.value for m in rx.VariableSynchronization] == [0, 1, 2, 3]
     assert [m.value for m in rx.VariableAggregation] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e300])
+def test_a_timeout_that_nobody_can_wait_for_is_refused(seconds: float):
+    with pytest.raises(ValueError, match=r"timeout_seconds is .*; expected more than 0 and at"):
+        CommunicationOptions(timeout_seconds=seconds)

@@ -1,7 +1,7 @@
-"""Runs the ``python`` blocks of one page in order, in one namespace, with 8 virtual devices.
+"""Runs the ``python`` blocks of one page in order, in one namespace.
 
-Started by `test_code_blocks` in a process of its own, as a page's reader would be:
-``python -m tests.docs.run_page <page>``.
+Started by `test_code_blocks` in a process of its own, with one device, as a page's reader would
+be on a laptop: ``python -m tests.docs.run_page <page>``. The page asks for the devices itself.
 """
 
 import contextlib
@@ -11,10 +11,7 @@ import sys
 import types
 import warnings
 
-import replicax as rx
 from tests.docs.pages import Block, blocks_of, page_name
-
-NUM_DEVICES = 8
 
 
 def run_page(path: pathlib.Path) -> None:
@@ -42,5 +39,4 @@ def _run(block: Block, page: types.ModuleType, name: str) -> str:
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    rx.set_virtual_devices(NUM_DEVICES)
     run_page(pathlib.Path(sys.argv[1]))

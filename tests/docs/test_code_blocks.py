@@ -1,5 +1,6 @@
 """Every ``python`` block of the README and of docs runs, and prints what the page says."""
 
+import ast
 import itertools
 import pathlib
 import re
@@ -11,6 +12,13 @@ from tests.docs.pages import LANGUAGES, PAGES, ROOT, blocks_of, page_name
 
 LINK = re.compile(r"\[[^\]]+\]\((?P<target>[^)#]+)(?:#[^)]*)?\)")
 README_EXAMPLE_LINES = 20
+
+# What in a block needs an extra of the package.
+EXTRA_USES = {
+    "data": r"\bDataset\b|\bgrain\b",
+    "checkpoint": r"\bCheckpoint\w*\(|\bBackupAndRestore\b|\borbax\b",
+    "demo": r"\bsklearn\b|\bmatplotlib\b",
+}
 
 
 def test_the_blocks_of_the_readme_run_and_print_what_it_says():
@@ -25,6 +33,28 @@ def test_the_blocks_of_a_page_run_and_print_what_it_says(path: pathlib.Path):
 def run_page(path: pathlib.Path):
     source = f"import runpy, sys; sys.argv[1:] = [{str(path)!r}]\n"
     run_fresh(source + "runpy.run_module('tests.docs.run_page', run_name='__main__')", timeout=300)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_a_page_begins_with_the_devices_that_it_needs(path: pathlib.Path):
+    blocks = [block for block in blocks_of(path) if block.language == "python"]
+    if not blocks:
+        return
+    statements = ast.parse(blocks[0].text).body
+    first = next(s for s in statements if not isinstance(s, ast.Import | ast.ImportFrom))
+    assert ast.unparse(first).startswith("rx.set_virtual_devices(")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_a_page_names_the_extras_that_its_blocks_need(path: pathlib.Path):
+    code = "".join(block.text for block in blocks_of(path) if block.language == "python")
+    text = path.read_text(encoding="utf-8")
+    missing = {
+        extra
+        for extra, uses in EXTRA_USES.items()
+        if re.search(uses, code) and not re.search(rf"replicax\[[\w,]*{extra}", text)
+    }
+    assert not missing, f"{page_name(path)} needs {missing}; say pip install 'replicax[...]'"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_name)

@@ -217,6 +217,14 @@ def test_pipelines_of_a_function_leave_nothing(two, paths, before, buffer_size):
 # -- a consumer that is killed -------------------------------------------------------------------
 
 
+# Python 3.11, while it traces, tries each function entry again and again until the exception for
+# another thread has been raised, and that thread waits for this one.
+cannot_kill_while_tracing = pytest.mark.skipif(
+    sys.version_info < (3, 12) and sys.gettrace() is not None,
+    reason="Python 3.11 cannot measure coverage and raise in another thread",
+)
+
+
 class Gate:
     """Stops whoever passes number 40 for the first time, until it is opened."""
 
@@ -307,6 +315,7 @@ class Consumer(threading.Thread):
             del self._dataset
 
 
+@cannot_kill_while_tracing
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_killing_the_consumer_in_its_loop_leaves_nothing(two, paths, before, name, buffer_size):
@@ -319,6 +328,7 @@ def test_killing_the_consumer_in_its_loop_leaves_nothing(two, paths, before, nam
     assert next(iter(dataset)) is not None  # the dataset is as good as new
 
 
+@cannot_kill_while_tracing
 @pytest.mark.parametrize("buffer_size", BUFFER_SIZES)
 @pytest.mark.parametrize("name", MAPPED)
 def test_killing_the_consumer_while_a_batch_is_being_made_leaves_nothing(

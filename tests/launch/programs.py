@@ -52,16 +52,24 @@ def wait_until(condition: Callable[[], bool]) -> bool:
     return False
 
 
-def children() -> set[int]:
-    """The processes that this one has started and that still exist, in any state."""
-    found = set()
+def children(*, of: int | None = None) -> set[int]:
+    """The processes that a process, or this one, has started and that still exist, in any state."""
+    found, own = set(), os.getpid() if of is None else of
     for path in pathlib.Path("/proc").iterdir():
         if path.name.isdigit():
             with contextlib.suppress(OSError, IndexError):
                 parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == os.getpid():
+                if parent == own:
                     found.add(int(path.name))
     return found
+
+
+def command_of(pid: int) -> str:
+    """The command of a process; empty if it has ended."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def descriptors() -> set[str]:

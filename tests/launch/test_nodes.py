@@ -322,7 +322,7 @@ def test_a_signal_ends_the_wait_for_other_nodes(start, number: int):
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"not json\n", "which is no JSON"),
+        (b"not json\n", "which is not JSON: Expecting value"),
         (b"[1]\n", "which is no JSON object"),
         (b"x" * (MAX_MESSAGE_BYTES + 70000), "a message of more than"),
         (b"", "it closed the connection"),

@@ -131,6 +131,8 @@ def test_a_program_that_is_not_there_is_named():
         ({"num_workers": 0}, "num_workers must be at least 1, got 0"),
         ({"devices_per_worker": 0}, "devices_per_worker must be at least 1, got 0"),
         ({"grace_seconds": -1.0}, "grace_seconds must be 0 or more, got -1.0"),
+        ({"grace_seconds": float("nan")}, "grace_seconds must be 0 or more, got nan"),
+        ({"grace_seconds": float("inf")}, "got inf; expected a finite number"),
     ],
 )
 def test_a_job_that_makes_no_sense_is_refused(fields: dict, text: str):
@@ -471,6 +473,19 @@ def test_a_coordination_service_runs_around_each_attempt_and_its_variables_reach
     assert execute(source, recorder, limits=limits, coordination=service).code == 0
     assert service.events == [("start", 1, 2), ("stop",), ("start", 2, 2), ("stop",)]
     assert recorder.of(1) == ["here", "here"]
+
+
+def test_an_attempt_whose_coordination_service_is_in_trouble_fails_with_its_name():
+    class Troubled(Service):
+        def trouble(self):
+            starts = sum(event[0] == "start" for event in self.events)
+            return "the service at h:1 does not answer." if starts == 1 else ""
+
+    limits = dataclasses.replace(AT_ONCE, max_restarts=1)
+    source = "if attempt == 1: signal.pause()"
+    summary = execute(source, Recorder(), limits=limits, coordination=Troubled({}))
+    assert [outcome.ending for outcome in summary.outcomes] == [Ending.FAILED, Ending.DONE]
+    assert "Attempt 1: the service at h:1 does not answer." in summary.text()
 
 
 def test_a_coordination_service_cannot_set_variables_of_others():

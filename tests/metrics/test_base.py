@@ -50,6 +50,15 @@ def test_a_metric_of_ones_own_is_exact_on_uneven_replicas(execute):
     assert int(variance.count) == 0
 
 
+def test_a_reset_has_the_older_name_too(execute):
+    strategy = mirrored(2)
+    with strategy.scope():
+        mean = Mean()
+    execute(strategy, mean.update_state, (strategy.distribute_batch([1.0, 2.0, 3.0]),))
+    mean.reset_states()
+    assert float(mean.result()) == 0.0
+
+
 def test_names_come_from_the_class_or_the_user():
     assert Mean().name == "mean"
     assert MeanSquaredError().name == "mean_squared_error"

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax as rx
-from replicax.backend import workers
+from replicax.backend import comparing, workers
 from replicax.backend.device_assignment import DeviceAssignment
 from replicax.backend.topology import initialize_tpu_system
 
@@ -92,6 +92,31 @@ def another_argument(strategy, rank):
     return error_of(lambda: strategy.run(step, args=(batch, jnp.float32(rank))))
 
 
+def another_argument_later(strategy, rank):
+    """In one call of many; the array of the host is changed in place after each."""
+    step = rx.function(lambda x, rate: x * rate)
+    batch = strategy.distribute_batch(np.ones(4, np.float32))
+    rate, calls = np.ones(3, np.float32), []
+
+    def train():
+        for number in range(1, 500):
+            calls.append(number)
+            rate[:] = rank if number == comparing.EVERY else number
+            strategy.run(step, args=(batch, rate[0]))
+
+    return [error_of(train), len(calls)]
+
+
+def a_deleted_argument_is_not_compared(strategy, rank):
+    step = rx.function(lambda x, rate: x * rate)
+    batch = strategy.distribute_batch(np.ones(4, np.float32))
+    for _ in range(3 * comparing.EVERY):
+        rate = jnp.float32(2)
+        strategy.run(step, args=(batch, rate))
+        if rank == 0:
+            rate.delete()
+
+
 def an_error_on_one_worker(strategy, rank):
     def replica_fn():
         if rank == 1:
@@ -166,6 +191,8 @@ CHECKS = (
     another_value_assigned,
     another_program,
     another_argument,
+    another_argument_later,
+    a_deleted_argument_is_not_compared,
     an_error_on_one_worker,
     other_calls_on_one_worker,
     another_order,

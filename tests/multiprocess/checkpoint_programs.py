@@ -296,7 +296,9 @@ def round_trip(rank, folder):
     latest = manager.save()
     results["kept"] = [pathlib.Path(p).name for p in manager.checkpoints]
     if rank == 0:
-        file = max(pathlib.Path(latest).glob("arrays/**/d/*"), key=lambda f: f.stat().st_size)
+        file = max(
+            pathlib.Path(latest).glob("data-*/arrays/**/d/*"), key=lambda f: f.stat().st_size
+        )
         file.write_bytes(file.read_bytes()[:-1])
     workers.require().exchange("the damage", None)
     with warnings.catch_warnings(record=True) as shown:

@@ -72,11 +72,11 @@ for number in range(1000000):
 LEAVE = """
 import os, time
 import replicax as rx
-from replicax.backend import compat
+from replicax.backend import joining
 
 options = rx.experimental.CommunicationOptions(timeout_seconds=float(os.environ["TIMEOUT"]))
 strategy = rx.MultiWorkerMirroredStrategy(communication_options=options)
-leave = compat.leave_coordination
+leave = joining.leave_coordination
 
 def leave_late():
     print("leaving", flush=True)
@@ -86,7 +86,7 @@ def leave_late():
         os._exit(3)
     leave()
 
-compat.leave_coordination = leave_late
+joining.leave_coordination = leave_late
 """
 
 
@@ -147,6 +147,11 @@ class Worker:
             self.lines.append(line.rstrip("\n"))
         code = self._process.wait()
         self._ended = Ending(code, self.lines, self._times, time.monotonic())
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
 
     def await_line(self, beginning: str) -> str:
         """Waits until it has printed such a line."""

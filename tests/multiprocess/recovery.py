@@ -1,9 +1,11 @@
 """A training that saves itself every few steps, and in which workers have accidents.
 
-``FAULTS`` is a JSON list of ``[attempt, worker, step, signal]``: the worker sends itself the
-signal when it has launched that step of that attempt, counted from the attempt's first one, or,
-with ``"in a save"`` for the step, when a checkpoint is half written. Each worker prints a line for
-each step, and the chief the bits of all state at the end.
+``FAULTS`` is a JSON list of ``[attempt, worker, step, accident]``: the worker has the accident when
+it has launched that step of that attempt, counted from the attempt's first one, or, with ``"in a
+save"`` for the step, when a checkpoint is half written. An accident is a signal that the worker
+sends itself, ``exit``, ``raise``, or ``late``: it then joins the others later. Each worker prints
+a line for each step, and the chief the bits of all state at the end. ``STEPS``, ``SAVE_EVERY``,
+``PAUSE`` and ``PATIENCE``, in seconds, change the training.
 """
 
 import json
@@ -21,35 +23,51 @@ import optax
 import replicax as rx
 from tests.checkpoint.mid_save import half_written
 
-NUM_STEPS = 30
-SAVE_EVERY = 3
+NUM_STEPS = int(os.environ.get("STEPS", "30"))
+SAVE_EVERY = int(os.environ.get("SAVE_EVERY", "3"))
 GLOBAL_BATCH = 8
+LATE_SECONDS = 4.0
 
 
 def bits_of(arrays):
     return [np.asarray(array).tobytes().hex() for array in arrays]
 
 
-def die_in_mid_save(folder, number):
+def have_accident(kind, where):
+    """What happens to this worker."""
+    print("accident at", where, flush=True)
+    if kind == "exit":
+        sys.exit(0)
+    if kind == "raise":
+        raise ValueError("a mistake of the user")
+    if kind == "late":
+        time.sleep(LATE_SECONDS)
+        return
+    os.kill(os.getpid(), getattr(signal, kind))
+
+
+def have_accident_in_mid_save(kind, folder):
     """In a thread of its own, because a save keeps the main one."""
     while not half_written(folder):
         pass
-    print("accident at a save", flush=True)
-    os.kill(os.getpid(), number)
+    have_accident(kind, "a save")
 
 
 def main(folder):
-    # Only a stopped worker is waited for so long; a busy machine delays others that are alive.
-    patience = 10 if "SIGSTOP" in os.environ["FAULTS"] else 60
-    options = rx.experimental.CommunicationOptions(timeout_seconds=patience)
-    strategy = rx.MultiWorkerMirroredStrategy(communication_options=options)
-    worker = strategy.cluster_resolver.task_id
+    worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     attempt = int(os.environ["REPLICAX_ATTEMPT"])
     faults = {
-        step: getattr(signal, name)
-        for of_attempt, of_worker, step, name in json.loads(os.environ["FAULTS"])
+        step: kind
+        for of_attempt, of_worker, step, kind in json.loads(os.environ["FAULTS"])
         if (of_attempt, of_worker) == (attempt, worker)
     }
+    if "late" in faults.values():
+        have_accident("late", "the start")
+        faults = {}
+    # Only a stopped worker is waited for so long; a busy machine delays others that are alive.
+    patience = float(os.environ.get("PATIENCE", "60"))
+    options = rx.experimental.CommunicationOptions(timeout_seconds=patience)
+    strategy = rx.MultiWorkerMirroredStrategy(communication_options=options)
     rng = np.random.default_rng(0)
     examples = rng.normal(size=(45, 4)).astype(np.float32)
     with strategy.scope():
@@ -83,18 +101,15 @@ def main(folder):
         every=SAVE_EVERY,
         termination_config=rx.experimental.TerminationConfig(),  # SIGTERM: save and leave
     )
-    # All workers leave at a step that comes some time after the notice, and before the end.
-    pause = 0.15 if "SIGTERM" in os.environ["FAULTS"] else 0.0
+    pause = float(os.environ.get("PAUSE", "0"))
     for count, number in enumerate(backup.steps(NUM_STEPS)):
         time.sleep(pause)
         strategy.run(step, args=(next(iterator),))
         if count in faults:
-            print("accident at", number, flush=True)
-            os.kill(os.getpid(), faults[count])
+            have_accident(faults[count], number)
         if "in a save" in faults and count == SAVE_EVERY:
-            watch = threading.Thread(target=die_in_mid_save, args=(folder, faults["in a save"]))
-            watch.daemon = True
-            watch.start()
+            accident = faults["in a save"], folder
+            threading.Thread(target=have_accident_in_mid_save, args=accident, daemon=True).start()
         print("step", number, flush=True)
     state = [w.numpy(), seen.numpy(), *(v.numpy() for v in optimizer.variables)]
     if strategy.is_chief:

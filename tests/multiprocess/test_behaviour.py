@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from replicax.backend import comparing
 from tests.multiprocess import behaviour
 from tests.multiprocess.clusters import require_success, run_workers
 
@@ -76,6 +77,15 @@ def test_what_differs_is_named_on_both_workers(found, name):
         assert re.search(text, own[name][1], re.DOTALL), own[name][1]
         if kind == "WorkersDifferError":
             assert re.search(BOTH, own[name][1], re.DOTALL), own[name][1]
+
+
+def test_an_argument_that_differs_later_is_refused_by_the_same_call_of_both_workers(found):
+    for own in found:
+        (kind, text), num_calls = own["another_argument_later"]
+        assert kind == "WorkersDifferError"
+        assert "passed to every replica of another_argument_later.<locals>.<lambda> in call" in text
+        assert re.search(BOTH, text), text
+        assert num_calls == 2 * comparing.EVERY
 
 
 def test_a_description_says_which_worker_has_a_replica(found):

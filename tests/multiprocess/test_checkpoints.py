@@ -117,8 +117,9 @@ def test_an_object_that_fails_on_one_worker_fails_the_save_on_all(round_trip, fo
 def test_what_the_first_worker_cannot_write_is_raised_on_all(round_trip):
     for name in ("cannot be written", "cannot be written in the background"):
         one, other = [result[name] for result in round_trip]
-        assert one.startswith("IsADirectoryError: ")
-        assert re.match(r"OtherWorkerError: worker 0 \(.*\) failed with IsADirectoryError", other)
+        expected = r"CheckpointWriteError: .* could not be written: IsADirectoryError: .*"
+        assert re.fullmatch(expected, one)
+        assert re.fullmatch(expected + r" \(On worker 0 \(.*\)\.\)", other)
     assert same_on_all(round_trip, "not counted")
 
 
@@ -148,7 +149,7 @@ def test_a_folder_that_the_workers_do_not_share_is_an_error_that_says_so(round_t
 
 
 def test_what_failed_leaves_nothing_half_written(round_trip, folder):
-    assert not list(folder.glob("**/*.partial"))
+    assert not list(folder.glob("**/*.partial-*"))
 
 
 # -- a manager -----------------------------------------------------------------------------------

@@ -353,6 +353,54 @@ def test_a_learning_rate_that_is_a_schedule_cannot_be_replaced():
         optimizer.learning_rate = 0.5
 
 
+@pytest.mark.parametrize(
+    "transformation",
+    [
+        optax.inject_hyperparams(optax.sgd)(learning_rate=1.0),
+        optax.chain(optax.identity(), optax.inject_hyperparams(optax.sgd)(learning_rate=1.0)),
+    ],
+    ids=["alone", "in a chain"],
+)
+def test_the_learning_rate_of_a_transformation_can_be_changed(transformation, execute):
+    strategy = mirrored(2)
+    w, optimizer = made(strategy, 0.0, transformation)
+    optimizer.build(w)
+
+    def step():
+        optimizer.apply_gradients([(jnp.float32(1.0), w)])
+
+    step = execute.prepare(strategy, step)
+    step()
+    assert (float(w), float(optimizer.learning_rate)) == (-2.0, 1.0)
+    optimizer.learning_rate = 0.25
+    step()
+    assert float(w) == -2.5
+
+
+UNCHANGEABLE = {
+    "no hyperparameters": (optax.sgd(0.1), "has 0 learning rates"),
+    "a schedule": (
+        optax.inject_hyperparams(optax.sgd)(optax.linear_schedule(1.0, 0.0, 5)),
+        "has 0 learning rates .*and not a schedule",
+    ),
+    "two": (
+        optax.chain(*[optax.inject_hyperparams(optax.sgd)(0.1) for _ in range(2)]),
+        r"has 2 learning rates that can be changed: \['Optimizer/0/hyperparams/learning_rate', ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNCHANGEABLE)
+def test_a_learning_rate_that_cannot_be_changed_is_refused(name):
+    transformation, message = UNCHANGEABLE[name]
+    w, optimizer = made(mirrored(2), 0.0, transformation)
+    with pytest.raises(AttributeError, match="has no state yet"):
+        optimizer.learning_rate = 0.5
+    optimizer.build(w)
+    with pytest.raises(AttributeError, match=message):
+        optimizer.learning_rate = 0.5
+
+
 def test_a_transformation_that_changes_the_shape_of_its_state_is_refused():
     def update(updates, state, params=None):
         return updates, jnp.concatenate([state, state])

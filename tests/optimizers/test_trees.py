@@ -5,10 +5,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
 import replicax as rx
-from replicax.optimizers.trees import values_of, variables_from
+from replicax.optimizers.trees import assign, values_of, variables_from
 from tests.optimizers.problem import mirrored
 
 
@@ -77,3 +79,121 @@ def test_a_value_that_differs_between_replicas_has_no_single_value():
         values_of({"x": value})
     total = strategy.run(lambda: rx.get_replica_context().all_reduce("SUM", 1.0))
     assert float(values_of([total])[0]) == 2.0
+
+
+def test_a_function_among_the_leaves_is_named_with_the_way():
+    with pytest.raises(ValueError, match=r"the function .* at 'a/act'.*eqx.partition"):
+        variables_from({"a": {"act": jax.nn.relu, "w": 1.0}})
+
+
+def test_variables_of_a_tree_can_have_an_aggregation():
+    strategy = mirrored(2)
+    on_read = rx.VariableSynchronization.ON_READ
+    with strategy.scope():
+        sums = variables_from({"n": 0.0}, aggregation=rx.VariableAggregation.SUM)
+        own = variables_from(
+            {"n": 0.0}, synchronization=on_read, aggregation=rx.VariableAggregation.MEAN
+        )
+
+    def step():
+        assign(own, {"n": 3.0})
+        return assign(sums, {"n": 1.0})["n"].assign_add(1.0)
+
+    for run in (step, rx.function(step)):
+        strategy.run(run)
+        assert values_of([sums, own]) == [{"n": 4.0}, {"n": 3.0}]
+    assert own["n"].synchronization is on_read
+
+
+@pytest.mark.parametrize("make", [rx.get_strategy, lambda: mirrored(3)], ids=["default", "three"])
+def test_a_tree_is_assigned_at_once(make):
+    strategy = make()
+    with strategy.scope():
+        params = variables_from(TREE)
+    transformation = optax.sgd(0.5)
+    gradients = jax.tree.map(jnp.ones_like, values_of(params))
+
+    def step():
+        updates, _ = transformation.update(gradients, transformation.init(values_of(params)))
+        assert assign(params, optax.apply_updates(values_of(params), updates)) is params
+
+    step()
+    rx.function(step)()
+    expected = jax.tree.map(lambda x: np.asarray(x) - 1.0, TREE)
+    jax.tree.map(np.testing.assert_array_equal, values_of(params), expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"a": 5.0}, "another structure than the variables"),
+        ({"a": 5.0, "c": [1.0, 2.0]}, "another structure than the variables"),
+        ({"a": 5.0, "b": np.zeros(3)}, r"shape \(3,\), but variable 'b' has shape \(2,\)"),
+        ({"a": 5.0, "b": np.zeros(2, complex)}, "'b'"),
+    ],
+)
+def test_values_that_do_not_fit_leave_all_variables_as_they_were(values, message):
+    params = variables_from({"a": 1.0, "b": np.zeros(2, np.float32)})
+    with pytest.raises(ValueError, match=message):
+        assign(params, values)
+    assert float(params["a"].value) == 1.0
+
+
+def test_only_variables_are_assigned():
+    with pytest.raises(ValueError, match=r"assign got 1.0 at 'a' of the first tree"):
+        assign({"a": 1.0}, {"a": 2.0})
+
+
+def test_variables_and_gradients_are_mapped_together():
+    params, gradients = variables_from({"w": 2.0}), {"w": 1.0}
+
+    def subtracted(one, other):
+        return one - other
+
+    assert jax.tree.map(subtracted, gradients, params) == {"w": -1.0}
+    assert jax.tree.map(subtracted, values_of(params), gradients) == {"w": 1.0}
+
+
+def test_a_pure_function_takes_a_tree_of_variables():
+    strategy = mirrored(2)
+    with strategy.scope():
+        params = variables_from({"w": np.eye(2, dtype=np.float32)})
+    batch = strategy.distribute_batch(np.ones((4, 2), np.float32))
+
+    def apply(params, x):
+        return jax.nn.relu(jnp.matmul(x, params["w"]))
+
+    for run in (apply, rx.function(apply)):
+        result = strategy.run(run, args=(params, batch))
+        np.testing.assert_array_equal(strategy.gather(result, axis=0), np.ones((4, 2)))
+
+
+class Holder:
+    """An object of a user with such a tree in an attribute."""
+
+    def __init__(self, params):
+        self.params = params
+
+
+@pytest.mark.parametrize("hold", [lambda params: params, Holder], ids=["itself", "attribute"])
+def test_variables_in_a_state_of_nnx_are_trained_and_saved(tmp_path, hold):
+    strategy = mirrored(2)
+    graphdef, state = nnx.split(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
+    with strategy.scope():
+        params, others = variables_from(state), variables_from(state)
+        optimizer = rx.Optimizer(optax.sgd(0.5))
+
+    def step(x):
+        def loss():
+            return jnp.sum(nnx.merge(graphdef, values_of(params))(x))
+
+        optimizer.apply_gradients([(rx.grad(loss, params), params)])
+
+    batch = strategy.distribute_batch(np.ones((4, 2), np.float32))
+    for run in (step, rx.function(step)):
+        strategy.run(run, args=(batch,))
+    after = values_of(params)
+    np.testing.assert_allclose(after["bias"][...], [-4.0])  # 2 steps, 4 examples, 0.5
+    path = rx.Checkpoint(model=hold(params)).save(tmp_path / "ckpt")
+    rx.Checkpoint(model=hold(others)).restore(path).assert_consumed()
+    jax.tree.map(np.testing.assert_array_equal, values_of(others), after)

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import replicax as rx
+from replicax.backend import placement
 from tests.performance.counting import (
     SIZES,
     donated,
@@ -117,18 +118,40 @@ def test_a_step_leaves_the_old_buffers_to_the_new_values():
     assert donated(step.lower().compile().as_text()) == 1
 
 
-def test_five_hundred_small_variables_are_eight_buffers_of_their_step():
+# -- calls and copies ------------------------------------------------------------------------------
+
+
+def calls_of_a_step_that_writes(num_variables):
     strategy = mirrored(2)
     with strategy.scope():
-        variables = [rx.Variable(np.ones(8, np.float32)) for _ in range(500)]
+        variables = [rx.Variable(np.ones(8, np.float32)) for _ in range(num_variables)]
 
     @rx.function
     def step():
         for variable in variables:
             variable.assign(variable + 1.0)
 
-    step()
-    assert donated(step.lower().compile().as_text()) == 8
+    return steady_calls(step)
+
+
+def test_a_step_makes_as_few_calls_for_many_variables_as_for_few():
+    assert abs(calls_of_a_step_that_writes(100) - calls_of_a_step_that_writes(4)) <= 5
+
+
+@pytest.mark.parametrize("size", [3, 1 << 20], ids=["small", "large"])
+def test_an_eager_all_reduce_copies_only_what_the_host_adds(size, monkeypatch):
+    copies = []
+    own_copy = placement.own_copy
+    monkeypatch.setattr(placement, "own_copy", lambda *args: copies.append(1) or own_copy(*args))
+    strategy = mirrored(2)
+    batch = strategy.distribute_batch(np.ones((2, size), np.float32))
+    copies.clear()
+
+    total = strategy.run(lambda x: rx.get_replica_context().all_reduce("SUM", x), args=(batch,))
+
+    assert len(copies) == (0 if size == 3 else 2)
+    for part in strategy.experimental_local_results(total):
+        np.testing.assert_array_equal(part[0, -1], 2.0)
 
 
 # -- traces ----------------------------------------------------------------------------------------
@@ -171,8 +194,11 @@ def small_step(num_replicas, *, num_variables=1, num_arguments=None):
     return lambda: step(data)
 
 
-MAX_CALLS, MAX_CALLS_WITH_A_NEST = 20, 32
-"""Of Python and C functions in a repeated step of one variable and one argument."""
+MAX_CALLS, MAX_CALLS_WITH_A_NEST = 20, 33
+"""Of Python and C functions in a repeated step of one variable and one argument.
+
+One of them stores the new values of all variables, however many there are.
+"""
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])

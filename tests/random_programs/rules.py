@@ -13,6 +13,7 @@ from tests.random_programs.syntax import (
     RULES,
     AllGather,
     AllReduce,
+    Arg,
     Assign,
     Batch,
     BatchSum,
@@ -40,6 +41,10 @@ ASSIGNED_PREDICATE = "the predicate and the body of the while loop"
 # Under a gradient JAX moves what does not change out of a loop, collectives too. Where replicas
 # have traces of their own, that may happen on some of them only.
 HOISTED = "All replicas must call the same collectives"
+
+# Each eager replica makes an array of its own from the step's argument. A nested function that
+# captures it cannot know that they are all equal.
+DIFFERS = "differ between replicas"
 
 
 def refusals(program: Program, executor: str) -> set[str]:
@@ -122,9 +127,19 @@ def may_refuse(program: Program, executor: str, error: Exception) -> bool:
     may_capture = executor == "eager" and program.num_replicas > 1
     if may_capture and "capture" in text and _captures_own_values(program.body):
         return True
+    if may_capture and DIFFERS in text and _captures_converted_argument(program):
+        return True
     custom = [n for n in nodes(program.body) if isinstance(n, Call) and n.kind in RULES]
     read = {n.variable for call in custom for n in nodes(call.block) if isinstance(n, Read)}
     return any(repr(program.variables[index].name) in text for index in read)
+
+
+def _captures_converted_argument(program):
+    """Whether a nested function captures what each replica has made of the step's argument."""
+    functions = [n for n in nodes(program.body) if isinstance(n, Call) and n.kind == "function"]
+    return program.argument != "array" and any(
+        isinstance(n, Arg) for call in functions for n in nodes(call.block)
+    )
 
 
 def _captures_own_values(node):

@@ -31,8 +31,14 @@ class World:
         with strategy.scope():
             self.local = rx.Variable(1.0, name="local", synchronization=on_read)
 
+        self.plain = rx.Variable(1.0, name="plain")
+
     def run(self, call):
         self.strategy.run(lambda: call() and None)
+
+    def colocate_with(self, variable):
+        with self.strategy.scope(), self.extended.colocate_vars_with(variable):
+            pass
 
     def under_other(self, call):
         with self.other.scope():
@@ -53,6 +59,16 @@ def assign(v, x=0.0):
 
 
 MISTAKES = {
+    "colocation with a variable of another strategy": Mistake(
+        lambda w: w.colocate_with(w.theirs),
+        ValueError,
+        r"colocate_vars_with of .* got variable 'theirs', which was created under <Mirrored",
+    ),
+    "colocation with a variable of no strategy": Mistake(
+        lambda w: w.colocate_with(w.plain),
+        ValueError,
+        r"colocate_vars_with of .* got variable 'plain', which was created outside every scope",
+    ),
     "a per-replica argument of update": Mistake(
         lambda w: w.extended.update(w.v, assign, args=(w.value,)),
         ValueError,

@@ -245,3 +245,25 @@ def test_a_variable_has_the_locality_that_update_takes(many, across):
     v, w = variable(many, 1.0), variable(many, 5.0)
     across(lambda: many.extended.update(v, lambda v, w: v.assign(w + 1), args=(w,)))
     assert float(v) == 6.0
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_what_all_replicas_assign_together_must_be_the_same(compiled):
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
+    with strategy.scope():
+        v = rx.Variable([1.0, 2.0], name="v")
+
+    def step(x):
+        total = rx.get_replica_context().all_reduce("SUM", x.sum())
+        strategy.extended.assign_together([v], [v + total])
+
+    def drift(x):
+        strategy.extended.assign_together([v], [v + x.sum()])
+
+    batch = strategy.distribute_batch(np.float32([1.0, 2.0, 3.0]))
+    strategy.run(rx.function(step) if compiled else step, args=(batch,))
+    np.testing.assert_array_equal(v.numpy(), [7.0, 8.0])
+    text = "differs between replicas" if compiled else "got different values for variable 'v'"
+    with pytest.raises(ValueError, match=text):
+        strategy.run(rx.function(drift) if compiled else drift, args=(batch,))
+    np.testing.assert_array_equal(v.numpy(), [7.0, 8.0])

@@ -12,6 +12,7 @@ from jax import lax
 import replicax as rx
 import replicax.tf as tf
 from replicax.core import notices
+from replicax.core.names import REPLICA_AXIS
 from tests.strategies.collectives import all_gathers_of
 
 # The all-gathers that make the results of a run whole, which no operation of the program asks for.
@@ -230,6 +231,30 @@ def test_a_split_that_cannot_be_is_refused(pairs, case, compiled):
 def test_a_logical_device_that_is_not_there_is_refused(pairs, device_id):
     with pytest.raises(ValueError, match="has the logical devices 0 to 1 here"):
         pairs.run(lambda: pairs.experimental_assign_to_logical_device(jnp.ones(2), device_id))
+
+
+REDUCING_COLLECTIVES = {
+    "psum": lax.psum,
+    "pmean": lax.pmean,
+    "pmax": lax.pmax,
+    "pmin": lax.pmin,
+    "psum_scatter": lambda value, axis: lax.psum_scatter(value, axis, tiled=True),
+    "psum in a loop": lambda value, axis: lax.fori_loop(
+        0, 2, lambda i, total: lax.psum(total, axis), value
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REDUCING_COLLECTIVES)
+def test_a_collective_of_the_users_own_in_bfloat16_is_refused(pairs, name):
+    """XLA aborts the process when it compiles one for CPU devices."""
+
+    def step(dtype):
+        return REDUCING_COLLECTIVES[name](jnp.ones(4, dtype), REPLICA_AXIS)
+
+    with pytest.raises(rx.ReplicaxError, match=r"test_logical_devices.py:\d+ combines bfloat16"):
+        pairs.run(rx.function(lambda: step(jnp.bfloat16)))
+    pairs.run(rx.function(lambda: step(jnp.float32)))
 
 
 def test_jax_refuses_to_place_a_value_on_one_device_of_a_partitioned_program(pairs):

@@ -9,9 +9,9 @@ import pytest
 import replicax as rx
 from replicax.backend.runahead import RunAhead
 from replicax.core import notices
-from replicax.functions import launching
-from replicax.functions.launching import Launcher
-from replicax.functions.shortcut import direct_launcher
+from replicax.engine.functions import launching
+from replicax.engine.functions.launching import Launcher
+from replicax.engine.functions.shortcut import direct_launcher
 from tests.contracts.strategies import mirrored
 
 SUM, MEAN = rx.ReduceOp.SUM, rx.ReduceOp.MEAN

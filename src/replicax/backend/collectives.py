@@ -18,10 +18,10 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from replicax.backend import compat
 from replicax.backend.mesh import PER_REPLICA, REPLICATED, ReplicaMesh
 from replicax.core.enums import ReduceOp
 from replicax.core.names import REPLICA_AXIS
+from replicax.jax_internals.programs import transposed_product
 
 PACKED_BELOW = 16_384
 """Leaves with fewer elements are packed; larger ones lose more by the copy than they gain."""
@@ -148,7 +148,7 @@ def _sum_before_transposing(array: jax.Array, reduction: Reduction) -> jax.Array
     makes product and transposition one of another form first if it can. With the all-reduce
     between them it cannot, and the next operation reads the sum transposed.
     """
-    made = compat.transposed_product(array)
+    made = transposed_product(array)
     if (
         made is None
         or len(made.contracted) < 2

@@ -11,14 +11,15 @@ import dataclasses
 import glob
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import jax
 
-from replicax.backend import compat, cpu_client
+from replicax.backend import cpu_client
 from replicax.core.errors import DeviceError, UnknownDeviceError
 from replicax.core.typing import Device
+from replicax.jax_internals.processes import has_started
 
 KINDS = ("CPU", "GPU", "TPU")
 
@@ -180,7 +181,7 @@ def prepare_cpu_backend() -> None:
     Also for devices made by ``XLA_FLAGS`` or ``jax_num_cpu_devices``. Everything in Replicax that
     starts JAX calls this first; it does nothing when JAX runs or the CPU is one device.
     """
-    if compat.has_started():
+    if has_started():
         return
     num_devices = cpu_client.num_configured_cpu_devices()
     if num_devices < 2:
@@ -207,7 +208,7 @@ def _check_kind(kind: str) -> str:
 
 
 def _check_not_started(function: str) -> None:
-    if compat.has_started():
+    if has_started():
         raise DeviceError(
             f"{function} came too late: JAX has started with {_existing()}. Call it first thing in "
             "the program, before any array, jax.devices() or strategy is made."
@@ -263,7 +264,7 @@ def _num_physical(kind: str) -> int:
         return 1
     if _machine.is_accelerated:
         return len(_machine.logical_per_physical) if kind == _machine.kind else 0
-    if compat.has_started() or _may_exist(kind):
+    if has_started() or _may_exist(kind):
         return len(_devices_of(kind))
     return 0
 
@@ -333,7 +334,9 @@ def resolve_device(spec: DeviceSpec) -> Device:
     devices = _devices_of(match["kind"].upper())
     index = int(match["index"] or 0)
     if index >= len(devices):
-        raise UnknownDeviceError(f"There is no device {name!r}. This process has {_existing()}.")
+        raise UnknownDeviceError(
+            f"There is no device {name!r}. This process has {_existing()}.{_more_devices()}"
+        )
     return devices[index]
 
 
@@ -347,6 +350,11 @@ def resolve_devices(specs: Sequence[DeviceSpec]) -> tuple[Device, ...]:
     if isinstance(specs, str | jax.Device | LogicalDevice):
         shown = f"{specs!r}" if isinstance(specs, str) else f"one {type(specs).__name__}"
         raise UnknownDeviceError(f"devices must be a list, got {shown}. Write it in brackets.")
+    if not isinstance(specs, Iterable):
+        raise UnknownDeviceError(
+            f"devices must be a list, got {specs!r}. Name them, as in ['CPU:0', 'CPU:1'], or leave "
+            f"devices out to use all; this process has {_existing()}.{_more_devices()}"
+        )
     resolved: dict[Device, DeviceSpec] = {}
     for spec in specs:
         device = resolve_device(spec)
@@ -390,6 +398,13 @@ def _devices_of(kind: str) -> tuple[Device, ...]:
         return tuple(jax.local_devices(backend=kind.lower()))
     except RuntimeError:  # JAX knows no such platform here
         return ()
+
+
+def _more_devices() -> str:
+    """A sentence for who has one CPU device, and expects more."""
+    if len(_devices_of(_machine.kind)) > 1 or jax.default_backend() != "cpu":
+        return ""
+    return " For 8 virtual devices call rx.set_virtual_devices(8) at the start of the program."
 
 
 def _existing() -> str:

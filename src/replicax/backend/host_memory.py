@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from replicax.backend import compat
 from replicax.core.typing import Device
+from replicax.jax_internals.arrays import parts_placer, uncommitted
 
 ALIGNMENT = 64
 """Of the buffers that the CPU client adopts, in bytes."""
@@ -86,7 +86,7 @@ def _placer(
 ) -> Callable[[Sequence[np.ndarray]], jax.Array]:
     """Gives a host array of this shape to the device, which keeps it as it is; uncommitted."""
     example = jax.device_put(np.zeros(shape, dtype), device)
-    return compat.parts_placer(compat.uncommitted(example))
+    return parts_placer(uncommitted(example))
 
 
 def give_back_free() -> None:

@@ -1,7 +1,7 @@
 """How a process joins the other workers of a cluster, and how it leaves them.
 
 Joining comes before JAX starts, once in the life of a process. Leaving is what needs care: JAX
-ends a worker that disconnects while the service is gone, and one whose service disappears.
+ends a worker that cannot disconnect properly, and others want to know how this one ended.
 """
 
 from __future__ import annotations
@@ -15,16 +15,27 @@ from typing import Any
 
 import jax
 
-from replicax.backend import compat, workers
+from replicax.backend import workers
+from replicax.backend.relay import Relay
 from replicax.backend.workers import Workers
 from replicax.core.errors import DeviceError, WorkerLostError
+from replicax.jax_internals.processes import (
+    connect_to_coordination,
+    coordination_client,
+    forget_coordination,
+    has_started,
+    leave_coordination,
+    use_gloo_at,
+)
 
 DEFAULT_TIMEOUT_SECONDS = 10.0
 
 COORDINATION_VARIABLE = "REPLICAX_COORDINATION_ADDRESS"
 """Names the address of a coordination service that outlives the workers, if a launcher has one."""
 
-_HEARTBEAT_MARGIN_SECONDS = 30  # JAX ends a worker after half of it, which has said why by then
+HEARTBEAT_SECONDS = 24 * 3600
+"""Of JAX, which ends a worker without a word when one is missed: `Workers` has beats of its own."""
+
 _COLLECTIVE_TIMEOUT_FLAG = "--xla_cpu_collective_timeout_seconds"
 
 
@@ -33,6 +44,7 @@ def join(
     rank: int,
     *,
     names: Sequence[str],
+    host: str,
     timeout_seconds: float,
     start_seconds: float,
 ) -> Workers:
@@ -42,6 +54,7 @@ def join(
         addresses: Of all workers, by rank; the coordination service is at the first one.
         rank: Which of them this process is.
         names: What messages call them.
+        host: The IP address of this worker, at which all of its listeners are.
         timeout_seconds: How long a worker may be silent, and a collective may wait for it.
         start_seconds: How long to wait for the coordination service.
 
@@ -52,14 +65,15 @@ def join(
     limit_collectives(timeout_seconds)
     jax.config.update("jax_enable_recoverability", True)  # or JAX ends all when one has gone
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM ends a worker, as usual
-    heartbeat = 2 * round(timeout_seconds) + _HEARTBEAT_MARGIN_SECONDS
     service = os.environ.get(COORDINATION_VARIABLE)
-    if service:
-        compat.connect_to_coordination(
-            service,
+    relay = None
+    if service or rank != 0:
+        relay = Relay(service or addresses[0], start_seconds=start_seconds)
+        connect_to_coordination(
+            relay.address,
             len(addresses),
             rank,
-            heartbeat_seconds=heartbeat,
+            heartbeat_seconds=HEARTBEAT_SECONDS,
             start_seconds=int(start_seconds),
         )
     else:
@@ -69,14 +83,21 @@ def join(
             process_id=rank,
             cluster_detection_method="deactivate",
             initialization_timeout=int(start_seconds),
-            heartbeat_timeout_seconds=heartbeat,
-            coordinator_bind_address=addresses[0],
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            coordinator_bind_address=_at(host, addresses[0]),
         )
-    group = Workers(rank, names, timeout_seconds, service_rank=None if service else 0)
+    use_gloo_at(host)
+    group = Workers(rank, names, timeout_seconds, service_rank=None if service else 0, relay=relay)
     workers.set_current(group)
     atexit.register(_leave, group)
     _note_errors()
     return group
+
+
+def _at(host: str, address: str) -> str:
+    """`host` with the port of `address`: a name may stand for further interfaces."""
+    port = address.rpartition(":")[2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def require_not_started() -> None:
@@ -85,7 +106,7 @@ def require_not_started() -> None:
     Raises:
         DeviceError: If JAX has started already.
     """
-    if compat.has_started():
+    if has_started():
         raise DeviceError(
             "MultiWorkerMirroredStrategy was created after JAX had started, when it cannot join "
             "other processes any more. Create it first in the program, before any array, "
@@ -102,9 +123,9 @@ def limit_collectives(timeout_seconds: float) -> None:
 
 
 # -- leaving -----------------------------------------------------------------------------------
-# JAX ends a worker that disconnects while the service is gone, and one whose service disappears.
-# So a worker disconnects only if the service has just answered, and the one that has the service
-# leaves last, also after an error of its own. Nothing waits for a worker that has gone.
+# The worker that has the service leaves last, also after an error of its own: the others read there
+# how it ended. They disconnect only if the service has just answered. If it goes in that moment,
+# their relays keep JAX from ending them. Nothing waits for a worker that has gone.
 
 _last_beat = workers.ENDED
 
@@ -127,7 +148,7 @@ def _note_errors() -> None:
 
 
 def _leave(group: Workers) -> None:
-    if compat.coordination_client() is None:
+    if coordination_client() is None:
         return
     told = group.end(_last_beat)
     if group.service_rank == group.rank:
@@ -137,7 +158,6 @@ def _leave(group: Workers) -> None:
             patience = group.timeout_seconds + workers.SILENT_SECONDS
         with contextlib.suppress(Exception):
             group.await_others(patience)
-            group.await_disconnections()
     elif told:
-        workers.within(workers.GOODBYE_SECONDS, compat.leave_coordination)
-    compat.forget_coordination()
+        workers.within(workers.GOODBYE_SECONDS, leave_coordination)
+    forget_coordination()

@@ -2,7 +2,7 @@
 
 A layout is a number of pieces for each dim, or a `PartitionSpec` over the logical axes of the mesh.
 Both become a `PartitionSpec` here, checked against the shape of what is cut. Who is cut, and when,
-`strategies.logical_devices` (values in a step) and `variables.storage` (variables) say.
+`strategies.base` (values in a step) and `engine.storage` (variables) say.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax.backend import compat, placement
+from replicax.backend import placement
 from replicax.backend.mesh import ReplicaMesh
 from replicax.core.names import REPLICA_AXIS
+from replicax.jax_internals.arrays import uncommitted
+from replicax.jax_internals.traces import concretely
 
 Layout = Sequence[int] | PartitionSpec
 """The number of pieces of each dim, or a `PartitionSpec` over logical axes."""
@@ -183,8 +185,8 @@ def gathered(array: jax.Array, index: int, shape: tuple[int, ...], mesh: Replica
         if shard.device in row:
             part = whole[_within_replica(shard.index, whole)]
             part[...] = np.asarray(shard.data).reshape(part.shape)
-    with compat.concretely():
-        return compat.uncommitted(jax.device_put(whole, row[0]))
+    with concretely():
+        return uncommitted(jax.device_put(whole, row[0]))
 
 
 def _within_replica(index: tuple[slice, ...], value: np.ndarray) -> tuple[slice, ...]:

@@ -15,10 +15,14 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
-from replicax.backend import compat
 from replicax.backend.mesh import ReplicaMesh
 from replicax.core.errors import BatchError, DeletedValueError
 from replicax.core.typing import Device
+from replicax.jax_internals.arrays import (
+    is_deleted,
+    one_device_arrays,
+    uncommitted,
+)
 
 HostArray = np.ndarray | np.generic
 Arrays = (jax.Array, np.ndarray, np.generic)
@@ -137,6 +141,11 @@ def own_copy(value: Any, device: Device) -> jax.Array:
     return jax.device_put(np.array(value, copy=True), device)
 
 
+def in_own_buffers(array: jax.Array) -> jax.Array:
+    """A copy of `array` on the same devices, made there; waits for nothing."""
+    return jax.device_put(array, array.sharding if array.committed else None, may_alias=False)
+
+
 def replicate(value: Any, mesh: ReplicaMesh) -> jax.Array:
     """One array with a copy of its own on every device of the mesh.
 
@@ -146,38 +155,12 @@ def replicate(value: Any, mesh: ReplicaMesh) -> jax.Array:
     return joined(copies, copies[0].shape, mesh, mesh.replicated)
 
 
-def replicate_all(values: Sequence[np.ndarray], mesh: ReplicaMesh) -> list[jax.Array]:
-    """`replicate` of many host arrays; those of a kind go the way of the first of them."""
-    arrays: list[jax.Array] = []
-    placers: dict[Any, Callable[[np.ndarray], jax.Array]] = {}
-    for value in values:
-        kind = value.shape, value.dtype
-        if kind in placers:
-            arrays.append(placers[kind](value))
-        else:
-            arrays.append(replicate(value, mesh))
-            placers[kind] = _replicator_like(arrays[-1], mesh)
-    return arrays
-
-
-def _replicator_like(example: jax.Array, mesh: ReplicaMesh) -> Callable[[np.ndarray], jax.Array]:
-    """How to put a copy of a host array on each device of the replicated `example`."""
-    # One device at a time: of all copies at once JAX adopts the memory of one for every device.
-    placers = [compat.parts_placer(part) for part in parts_of(example, mesh)]
-
-    def place(value: np.ndarray) -> jax.Array:
-        parts = [place_part([value.copy()]) for place_part in placers]
-        return joined(parts, value.shape, mesh, mesh.replicated)
-
-    return place
-
-
 def joined(
     parts: Sequence[jax.Array], shape: tuple[int, ...], mesh: ReplicaMesh, layout: NamedSharding
 ) -> jax.Array:
     """One array of `shape` out of one-device arrays, one on each local device of the mesh."""
     if mesh.is_default:
-        return compat.uncommitted(parts[0])
+        return uncommitted(parts[0])
     if mesh.num_logical_devices > 1:
         parts = _on_logical_devices(parts, mesh)
     return jax.make_array_from_single_device_arrays(shape, layout, parts)
@@ -194,7 +177,7 @@ def _on_logical_devices(parts: Sequence[jax.Array], mesh: ReplicaMesh) -> list[j
 
 def parts_of(array: jax.Array, mesh: ReplicaMesh | None) -> Sequence[jax.Array]:
     """The one-device arrays behind `array`, one for each replica of this worker."""
-    shards = compat.shards(array)
+    shards = one_device_arrays(array)
     if mesh is None or mesh.num_logical_devices == 1:
         return shards
     return shards[:: mesh.num_logical_devices]
@@ -236,7 +219,7 @@ def mirror(copies: Sequence[jax.Array], mesh: ReplicaMesh) -> jax.Array:
 
 def one_device(array: jax.Array) -> jax.Array:
     """The first copy of a replicated (or one-device) array, uncommitted."""
-    return compat.uncommitted(compat.shards(array)[0])
+    return uncommitted(one_device_arrays(array)[0])
 
 
 def uncommitted_argument(value: Any, name: Callable[[], str] = "an argument".__str__) -> Any:
@@ -247,11 +230,11 @@ def uncommitted_argument(value: Any, name: Callable[[], str] = "an argument".__s
     """
     if isinstance(value, Tracer) or not isinstance(value, jax.Array):
         return value
-    if compat.is_deleted(value):
+    if is_deleted(value):
         raise DeletedValueError(
             f"{name()} cannot be used: it is gone, or a part of it. Array has been deleted, or "
             "donated to a jitted function. Give away a copy, such as jnp.copy(x), or make it anew."
         )
     if value.committed and len(value.devices()) == 1:
-        return compat.uncommitted(compat.shards(value)[0])
+        return uncommitted(one_device_arrays(value)[0])
     return value

@@ -30,7 +30,8 @@ from typing import Any, TypeVar
 
 import jax
 
-from replicax.backend import compat, cpu_client, workers
+from replicax.backend import cpu_client, workers
+from replicax.jax_internals.arrays import is_deleted, one_device_arrays
 
 MAX_IN_FLIGHT = 8
 
@@ -254,9 +255,9 @@ def _await(token: jax.Array) -> None:
     try:
         token.block_until_ready()
     except Exception:
-        if not compat.is_deleted(token):
+        if not is_deleted(token):
             raise
-        for part in compat.shards(token):
+        for part in one_device_arrays(token):
             if not part.is_deleted():
                 part.block_until_ready()
 

@@ -6,7 +6,7 @@ JAX's coordination service as JSON.
 
 A collective that one worker does not reach would hang the others, so what all must do alike is
 compared first. The comparisons happen where a program is new or a value comes from the host,
-never in the repetition of a step.
+never in the repetition of a step; what such steps get is compared by `comparing`.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import queue
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from replicax.backend import compat
 from replicax.backend.mesh import ReplicaMesh
+from replicax.backend.relay import Relay
 from replicax.core.errors import (
     LostVariableError,
     ReplicaxError,
     WorkerLostError,
     WorkersDifferError,
 )
+from replicax.jax_internals.processes import coordination_client
 
 _Value = TypeVar("_Value")
 
@@ -64,7 +66,13 @@ class Workers:
     """
 
     def __init__(
-        self, rank: int, names: Sequence[str], timeout_seconds: float, *, service_rank: int | None
+        self,
+        rank: int,
+        names: Sequence[str],
+        timeout_seconds: float,
+        *,
+        service_rank: int | None,
+        relay: Relay | None = None,
     ) -> None:
         """Used by `join`."""
         self.rank = rank
@@ -72,6 +80,7 @@ class Workers:
         self.timeout_seconds = timeout_seconds
         self.service_rank = service_rank
         self.channel = "main"
+        self._relay = relay
         self._numbers: collections.Counter[str] = collections.Counter()
         self._seen: dict[int, tuple[str | None, float]] = {}
         self._looked_at = time.monotonic()
@@ -103,13 +112,14 @@ class Workers:
         channel = self.channel if channel is None else channel
         number = self._send(channel, what, message)
         place = f"replicax/{channel}/{number}"
-        client = compat.coordination_client()
+        client = coordination_client()
         answers = [
             [what, message] if rank == self.rank else self._answer(f"{place}/{rank}", rank, what)
             for rank in range(self.num_workers)
         ]
         if number > 1:  # all have read it: they have come here since
-            client.key_value_delete(f"replicax/{channel}/{number - 1}/{self.rank}")
+            before = f"replicax/{channel}/{number - 1}/{self.rank}"
+            self._ask(lambda: client.key_value_delete(before), what)
         for rank, (other, text) in enumerate(answers):
             if other == _FAILURE:
                 raise WorkersDifferError(
@@ -136,11 +146,36 @@ class Workers:
             self._numbers[channel] += 1
             number = self._numbers[channel]
         key = f"replicax/{channel}/{number}/{self.rank}"
-        try:
-            compat.coordination_client().key_value_set(key, json.dumps([what, message]))
-        except Exception as error:
-            raise self.lost(f"at {what}", error) from error
+        text, client = json.dumps([what, message]), coordination_client()
+        self._ask(lambda: client.key_value_set(key, text), what)
         return number
+
+    def _ask(self, action: Callable[[], object], what: str) -> None:
+        """Makes a request, in a thread: it never returns where the service does not answer.
+
+        Raises:
+            WorkerLostError: If it fails, or the service is not heard of any more.
+        """
+        ending: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def act() -> None:
+            try:
+                action()
+                ending.put(None)
+            except Exception as error:
+                ending.put(error)
+
+        threading.Thread(target=act, name="replicax-request", daemon=True).start()
+        while True:
+            try:
+                error = ending.get(timeout=_SLICE_SECONDS)
+            except queue.Empty as silence:
+                if not self._is_service_heard(self.timeout_seconds):
+                    raise self.lost(f"at {what}", silence) from silence
+            else:
+                if error is not None:
+                    raise self.lost(f"at {what}", error) from error
+                return
 
     def agree(self, what: str, message: Any, advice: str, *, beside: Any = None) -> list[Any]:
         """Raises unless all workers bring the same `message`.
@@ -165,11 +200,13 @@ class Workers:
         return [other for _, other in rows]
 
     def _answer(self, key: str, rank: int, what: str) -> Any:
-        client = compat.coordination_client()
+        client = coordination_client()
         end = time.monotonic() + MEETING_SECONDS
         while True:
             try:
-                return json.loads(client.blocking_key_value_get(key, int(1000 * _SLICE_SECONDS)))
+                text = client.blocking_key_value_get(key, int(1000 * _SLICE_SECONDS))
+                doing, message = json.loads(text)
+                return [str(doing), message]
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise self.lost(f"at {what}", error) from error
@@ -185,7 +222,7 @@ class Workers:
         count = 0
         while not self._ended.wait(BEAT_SECONDS):
             count += 1
-            client = compat.coordination_client()
+            client = coordination_client()
             if client is None:
                 return
             try:
@@ -214,6 +251,8 @@ class Workers:
             self._seen[rank] = (beat, time.monotonic())
 
     def _is_service_heard(self, seconds: float) -> bool:
+        if self._relay is not None and self._relay.is_cut:
+            return False
         return time.monotonic() - self._looked_at <= seconds
 
     def gone(self, seconds: float) -> tuple[int, ...]:
@@ -292,7 +331,7 @@ class Workers:
         if not self._is_service_heard(self._silent_seconds):
             return False
         self._heart.join(GOODBYE_SECONDS)
-        client = compat.coordination_client()
+        client = coordination_client()
         return within(
             GOODBYE_SECONDS,
             lambda: client.key_value_set(self._beat_key(self.rank), last_beat, True),
@@ -300,23 +339,13 @@ class Workers:
 
     def await_others(self, seconds: float) -> None:
         """Returns when every other worker has left or is silent; after `seconds` anyway."""
-        client = compat.coordination_client()
+        client = coordination_client()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._look_at_all(client)
             if self._num_left() == self.num_workers - 1:
                 return
             time.sleep(BEAT_SECONDS / 5)
-
-    def await_disconnections(self) -> None:
-        """Returns when those that told their end do not need the service any more.
-
-        JAX ends a process whose service disappears while it is connected, and on a busy machine
-        some time passes between its last words and its disconnection. One that dies there is
-        waited for no longer than a silent worker.
-        """
-        told = [rank for rank, (beat, _) in self._seen.items() if beat in _LAST_BEATS]
-        within(self.timeout_seconds, lambda: compat.await_departures(self.rank, told))
 
 
 _workers: Workers | None = None

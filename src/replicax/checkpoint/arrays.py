@@ -1,13 +1,15 @@
 """Arrays on disk, through Orbax: the only module that names it.
 
-An array over several devices is written once and read straight onto the devices it is for.
+Arrays are written from the host and read straight onto the devices they are for.
 In a cluster every call is this process's own: Orbax waits for no other worker. Orbax is an
 optional dependency.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,27 +38,52 @@ def import_orbax() -> Any:
 def write_arrays(path: Path, tree: Tree) -> Callable[[], None]:
     """Begins to write arrays to the folder `path`.
 
-    Returns when everything has been copied from the devices.
+    Args:
+        path: The folder, which does not exist yet.
+        tree: Arrays on the host.
 
     Returns:
         A function that waits until all is written, and raises if it could not be.
     """
     ocp = import_orbax()
     alone = _in_this_process(ocp)
-    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(**alone), **alone)
-    try:
+    work = contextlib.ExitStack()
+    with work:
+        work.enter_context(_reported_once(path))
+        checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(**alone), **alone)
+        work.callback(_close, checkpointer)
         checkpointer.save(path, args=ocp.args.PyTreeSave({k: dict(v) for k, v in tree.items()}))
-    except BaseException:
-        checkpointer.close()
-        raise
+        work = work.pop_all()
 
     def finish() -> None:
-        try:
+        with work:
             checkpointer.wait_until_finished()
-        finally:
-            checkpointer.close()
 
     return finish
+
+
+def _close(checkpointer: Any) -> None:
+    try:
+        checkpointer.close()
+    except Exception:
+        with contextlib.suppress(Exception):
+            checkpointer.close()  # it has raised before it ended its threads
+        raise
+
+
+@contextlib.contextmanager
+def _reported_once(path: Path) -> Iterator[None]:
+    """Keeps Orbax from logging an error about `path` on each of its threads: it is raised, too."""
+
+    def is_another(record: logging.LogRecord) -> bool:
+        return str(path) not in record.getMessage()
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(is_another)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_another)
 
 
 def read_arrays(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

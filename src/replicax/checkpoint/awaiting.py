@@ -1,19 +1,21 @@
-"""Lets a variable that is created after a restore get its saved value before it is used.
+"""Gives a variable that is created after a restore its saved value before it is used.
 
-Which saved value is a variable's own is known only when it has been put into an object
-of the checkpoint, which is after its creation and before its first use. So the storage
-of a new variable is watched, until something looks at its array.
+Which saved value belongs to a variable is known when it has been put into an object of the
+checkpoint. That is after its creation and before its first use. So every variable that is created
+while values wait gets a `_FirstUse`, which its storage calls before it is used.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
+
+import jax
 
 from replicax.backend.runahead import RUN_AHEAD
+from replicax.engine.storage import Storage
 from replicax.variables import registry
-from replicax.variables.storage import Storage, array_slot
 from replicax.variables.variable import Variable
 
 
@@ -27,37 +29,42 @@ class Waiting(Protocol):
 
 _lock = RUN_AHEAD.lock  # the one that a launch holds when it looks at the arrays
 _waiting: dict[int, Callable[[], Waiting | None]] = {}
-_initial: weakref.WeakKeyDictionary[Storage, Any] = weakref.WeakKeyDictionary()
 
 
-class WatchedStorage(Storage):
-    """The storage of a variable that nobody has used; an ordinary one from the first use on."""
+class _FirstUse:
+    """Implements `engine.storage.Watch` for one new variable.
 
-    __slots__ = ()
+    Attributes:
+        is_over: Whether the variable has been used or assigned.
+    """
 
-    @property
-    def array(self) -> Any:
-        """The buffers, after saved values have been given out."""
-        if array_slot.__get__(self) is None:
-            return None  # a trace computes the initial value, and nobody can have used it
+    __slots__ = ("_initial", "is_over")
+
+    def __init__(self, initial: jax.Array | None) -> None:
+        """For a variable with this initial value; None if a trace has yet to compute it."""
+        self._initial = None if initial is None else weakref.ref(initial)
+        self.is_over = False
+
+    def before_use(self, storage: Storage) -> None:
+        """Lets all who wait give the variable its value, once."""
+        if self.is_over or not storage.has_value:
+            return
         with _lock:
-            _stop_watching(self)
+            self.is_over = True
             for waiting in [refer() for refer in list(_waiting.values())]:
                 if waiting is not None:
-                    waiting.give_to(self)
-        return self.array
+                    waiting.give_to(storage)
 
-    @array.setter
-    def array(self, array: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        if array_slot.__get__(self) is None:
-            _initial[self] = weakref.ref(array)
+    def note_set(self, array: jax.Array) -> None:
+        """Notes the initial value, or that it was replaced."""
+        if self._initial is None:
+            self._initial = weakref.ref(array)
         else:
-            _stop_watching(self)
-        array_slot.__set__(self, array)
+            self.is_over = True
 
-
-def _stop_watching(storage: Storage) -> None:
-    storage.__class__ = Storage
+    def is_initial(self, array: jax.Array | None) -> bool:
+        """Whether `array` is the initial value of the variable."""
+        return self._initial is not None and array is not None and self._initial() is array
 
 
 def watch_for(waiting: Waiting, *, weakly: bool = False) -> None:
@@ -88,22 +95,17 @@ def _forget(key: int) -> None:
 
 def _watch(variable: Variable) -> None:
     storage = variable._storage
-    # Seen again when the variants of a trace create the same variable: each of them has looked
-    # whether it has a value already, which is no use of it.
-    if type(storage) is not Storage or (storage in _initial and not is_unassigned(storage)):
-        return
-    array = array_slot.__get__(storage)
-    if array is not None:
-        _initial[storage] = weakref.ref(array)
-    storage.__class__ = WatchedStorage
+    if storage.watch is None:  # each variant of a trace that creates it registers it
+        storage.watch = _FirstUse(storage.array)
 
 
 def is_unused(storage: Storage) -> bool:
     """Whether a variable has its initial value, which nobody has looked at."""
-    return type(storage) is WatchedStorage and array_slot.__get__(storage) is not None
+    watch = storage.watch
+    return isinstance(watch, _FirstUse) and not watch.is_over and storage.has_value
 
 
 def is_unassigned(storage: Storage) -> bool:
     """Whether a variable that was watched from its creation still has its initial value."""
-    initial = _initial.get(storage)
-    return initial is not None and initial() is array_slot.__get__(storage)
+    watch = storage.watch
+    return isinstance(watch, _FirstUse) and watch.is_initial(storage.array)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import numpy as np
 
 from replicax.checkpoint.entries import Entry
 from replicax.checkpoint.errors import CheckpointObjectError
-from replicax.checkpoint.latest import note_saved
+from replicax.checkpoint.latest import SAVE_COUNTER, Commit, note_saved
 from replicax.checkpoint.objects import Found
 from replicax.checkpoint.options import CheckpointOptions
 from replicax.checkpoint.restoring import Restoration, agree_on_path
-from replicax.checkpoint.saving import OnCommit, Writing, require_host_code
+from replicax.checkpoint.saving import Note, Writing, require_host_code
 from replicax.checkpoint.status import RestoreStatus
 from replicax.checkpoint.team import current_team
 from replicax.core import notices
@@ -22,9 +23,9 @@ from replicax.core.enums import VariableAggregation, VariableSynchronization
 from replicax.variables.creation import build_variable
 from replicax.variables.variable import Variable
 
-SAVE_COUNTER = "save_counter"
-
 PathLike = str | os.PathLike[str]
+
+_SHOWN = 5  # names of arrays in a notice
 
 
 class Checkpoint:
@@ -139,6 +140,7 @@ class Checkpoint:
         Raises:
             ContextError: In a replica, or while a program is traced.
             CheckpointObjectError: If there is something that cannot be saved.
+            CheckpointWriteError: If the files cannot be written; earlier ones are as they were.
         """
         return self._save_numbered(file_prefix, None, options, note_saved)
 
@@ -156,6 +158,7 @@ class Checkpoint:
         Raises:
             ContextError: In a replica, or while a program is traced.
             CheckpointObjectError: If there is something that cannot be saved.
+            CheckpointWriteError: If the files cannot be written; earlier ones are as they were.
         """
         return self.save(file_prefix, CheckpointOptions(enable_async=True))
 
@@ -172,10 +175,11 @@ class Checkpoint:
         Raises:
             ContextError: In a replica, or while a program is traced.
             CheckpointObjectError: If there is something that cannot be saved.
+            CheckpointWriteError: If the files cannot be written; earlier ones are as they were.
         """
         require_host_code("Checkpoint.write")
         path = Path(file_prefix).absolute()
-        self._write(path, {}, options, lambda: None)
+        self._write(path, {}, options, lambda commit: commit())
         return str(path)
 
     def _save_numbered(
@@ -183,9 +187,9 @@ class Checkpoint:
         prefix: PathLike,
         number: int | None,
         options: CheckpointOptions | None,
-        note: Any,
+        note: Callable[[Path, Commit], None],
     ) -> str:
-        """Saves and counts; `note` is called with the path of the complete checkpoint."""
+        """Saves and counts; `note` lets the checkpoint be complete, and lists it."""
         require_host_code("Checkpoint.save")
         self.sync()
         counter = self.save_counter
@@ -195,7 +199,7 @@ class Checkpoint:
         path = prefix.with_name(f"{prefix.name}-{int(before) + 1 if number is None else number}")
         try:
             entries = self._counter_entry()
-            self._write(path, entries, options, lambda: note(path))
+            self._write(path, entries, options, lambda commit: note(path, commit))
         except BaseException:
             counter.assign(before)
             raise
@@ -206,10 +210,10 @@ class Checkpoint:
         path: Path,
         also: dict[str, Entry],
         options: CheckpointOptions | None,
-        on_commit: OnCommit,
+        note: Note,
     ) -> None:
         self.sync()
-        writing = Writing(path, lambda: self._find_to_save() | also, on_commit)
+        writing = Writing(path, lambda: self._find_to_save() | also, note)
         if options is not None and options.is_async:
             self._writing = writing
             writing.finish_in_background()
@@ -225,6 +229,15 @@ class Checkpoint:
                 + ", ".join(f"{k!r} (a {t.__qualname__})" for k, t in found.empty.items())
                 + ": there are no variables in its attributes. Call it once if it creates them "
                 "later, give it state_dict and load_state_dict, or leave it out."
+            )
+        if found.skipped:
+            names = sorted(found.skipped)
+            notices.notify_once(
+                ("arrays in attributes", *names),
+                f"a checkpoint saves variables, and no arrays in attributes: {_shortened(names)} "
+                "will be missing. To keep such an array make it a replicax.Variable, with "
+                "trainable=False if it is not learned; or give the object state_dict and "
+                "load_state_dict.",
             )
         return found.entries
 
@@ -329,6 +342,11 @@ class Checkpoint:
 
     def _replace(self, name: str, value: Any) -> None:
         self._objects[name] = value
+
+
+def _shortened(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:_SHOWN]))
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
 
 
 def _check_name(name: str) -> None:

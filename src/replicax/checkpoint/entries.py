@@ -17,9 +17,10 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from replicax.backend import compat, placement, workers
+from replicax.backend import placement, workers
 from replicax.checkpoint.encoding import array_names, decode, encode
 from replicax.core.enums import VariableAggregation, VariableSynchronization
+from replicax.jax_internals.traces import concretely
 from replicax.values.distributed import PerReplica
 from replicax.values.reduce import gather_leaf
 from replicax.variables.sync_on_read import SyncOnReadVariable
@@ -33,7 +34,7 @@ Arrays = Mapping[str, Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Source:
+class EntrySource:
     """An array of a checkpoint, and where it should be.
 
     Attributes:
@@ -90,10 +91,9 @@ class VariableEntry:
         record = {"kind": self.kind, "shape": list(variable.shape), "dtype": self._dtype}
         if self._has_value:
             value = variable.read_value() if storage.per_replica else self._one_copy()
-            arrays[VALUES][key] = value if self._is_spread(value) else np.asarray(value)
+            arrays[VALUES][key] = value
         if self._is_independent and (self._num_copies > 1 or not self._has_value):
-            copies = self._copies()
-            arrays[COPIES][key] = copies if self._is_spread(copies) else np.asarray(copies)
+            arrays[COPIES][key] = self._copies()
             record["copies"] = self._num_copies
         return record | {"has_value": self._has_value}
 
@@ -158,7 +158,7 @@ class VariableEntry:
     def _takes_copies(self, record: Record) -> bool:
         return self._is_independent and record.get("copies") == self._num_copies
 
-    def sources(self, key: str, record: Record) -> list[Source]:
+    def sources(self, key: str, record: Record) -> list[EntrySource]:
         """The arrays that `restore` needs."""
         storage, shape, dtype = self.variable._storage, tuple(record["shape"]), record["dtype"]
         mesh = storage.mesh if self._num_copies > 1 else None
@@ -166,9 +166,9 @@ class VariableEntry:
             mesh = None  # each worker reads for itself, and knows its own devices only
         if self._takes_copies(record) or not record["has_value"]:
             sharding = None if mesh is None else storage.sharding
-            return [Source(COPIES, key, (record["copies"], *shape), dtype, sharding)]
+            return [EntrySource(COPIES, key, (record["copies"], *shape), dtype, sharding)]
         sharding = None if mesh is None or storage.per_replica else storage.sharding
-        return [Source(VALUES, key, shape, dtype, sharding)]
+        return [EntrySource(VALUES, key, shape, dtype, sharding)]
 
     def restore(self, key: str, record: Record, arrays: Arrays) -> None:
         """Gives the variable its saved value."""
@@ -176,7 +176,7 @@ class VariableEntry:
         local = range(1) if storage.mesh is None else storage.mesh.local_replicas
         (source,) = self.sources(key, record)
         array = arrays[source.group][key]
-        with compat.concretely():
+        with concretely():
             if self._is_spread(array):
                 storage.set(array)
             elif source.group == COPIES:
@@ -217,7 +217,7 @@ class ValueEntry:
             return []
         return [f"{_sort_of(here)} {here!r} here, {_sort_of(saved)} {saved!r} in the checkpoint"]
 
-    def sources(self, key: str, record: Record) -> list[Source]:
+    def sources(self, key: str, record: Record) -> list[EntrySource]:
         """The arrays that `restore` needs: none."""
         del key, record
         return []
@@ -277,10 +277,10 @@ class StateEntry:
                     "here"]  # fmt: skip
         return []
 
-    def sources(self, key: str, record: Record) -> list[Source]:
+    def sources(self, key: str, record: Record) -> list[EntrySource]:
         """The arrays that `restore` needs."""
         del key
-        return [Source(STATES, *array) for array in array_names(record["state"])]
+        return [EntrySource(STATES, *array) for array in array_names(record["state"])]
 
     def restore(self, key: str, record: Record, arrays: Arrays) -> None:
         """Gives the object its saved state."""
@@ -291,16 +291,16 @@ class StateEntry:
 Entry = VariableEntry | ValueEntry | StateEntry
 
 
-def all_sources(key: str, record: Record) -> list[Source]:
+def all_sources(key: str, record: Record) -> list[EntrySource]:
     """Every array of a record, for the host: it is not known yet what they are for."""
     if "workers" in record:
         return []
     if record["kind"] == StateEntry.kind:
-        return [Source(STATES, *array) for array in array_names(record["state"])]
+        return [EntrySource(STATES, *array) for array in array_names(record["state"])]
     if record["kind"] != VariableEntry.kind:
         return []
     shape, dtype = tuple(record["shape"]), record["dtype"]
-    found = [Source(VALUES, key, shape, dtype)] if record["has_value"] else []
+    found = [EntrySource(VALUES, key, shape, dtype)] if record["has_value"] else []
     if "copies" in record:
-        found.append(Source(COPIES, key, (record["copies"], *shape), dtype))
+        found.append(EntrySource(COPIES, key, (record["copies"], *shape), dtype))
     return found

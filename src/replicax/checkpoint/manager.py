@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from replicax.checkpoint import files
+from replicax.checkpoint import files, leftovers
 from replicax.checkpoint.checkpoint import Checkpoint, PathLike
 from replicax.checkpoint.errors import DamagedCheckpointError
-from replicax.checkpoint.latest import Listing, now
+from replicax.checkpoint.latest import Commit, Listing, complete, now
 from replicax.checkpoint.options import CheckpointOptions
 from replicax.checkpoint.team import current_team
 from replicax.core import notices
@@ -90,13 +90,8 @@ class CheckpointManager:
         self._last_step = last_checkpoint_step
         self._started = now()
         if current_team().is_chief:
-            self._remove_leftovers()
-
-    def _remove_leftovers(self) -> None:
-        """Deletes what a process left that was killed while it saved."""
-        for ending in (files.PARTIAL, files.REPLACED):
-            for path in self._folder.glob(f"{self._name}-*{ending}"):
-                files.remove(path)
+            leftovers.collect(self._folder)
+            leftovers.collect_data(self._folder)
 
     def __repr__(self) -> str:
         return f"<CheckpointManager of {self._folder}: {[Path(p).name for p in self.checkpoints]}>"
@@ -120,16 +115,17 @@ class CheckpointManager:
     def checkpoints(self) -> list[str]:
         """The paths of the checkpoints, oldest first, without those kept for good."""
         listing = Listing(self._folder)
-        return [str(p) for p in self._managed(listing) if p.name not in listing.preserved]
+        paths = self._managed(listing.paths())
+        return [str(p) for p in paths if p.name not in listing.preserved]
 
     @property
     def latest_checkpoint(self) -> str | None:
         """The path of the checkpoint saved last, or None."""
-        paths = self._managed(Listing(self._folder))
+        paths = self._managed(Listing(self._folder).paths())
         return str(paths[-1]) if paths else None
 
-    def _managed(self, listing: Listing) -> list[Path]:
-        return [path for path in listing.paths() if path.name.startswith(f"{self._name}-")]
+    def _managed(self, paths: list[Path]) -> list[Path]:
+        return [path for path in paths if path.name.startswith(f"{self._name}-")]
 
     def save(
         self,
@@ -164,8 +160,9 @@ class CheckpointManager:
         """Waits for a save in the background, and raises what went wrong in it."""
         self._checkpoint.sync()
 
-    def _note_saved(self, path: Path) -> None:
-        """Makes a complete checkpoint the latest, and deletes those that are too many."""
+    def _note_saved(self, path: Path, commit: Commit) -> None:
+        """Makes a checkpoint complete and the latest, and deletes those that are too many."""
+        complete(path, commit)
         listing = Listing(self._folder)
         listing.add(path.name)
         listing.preserved.discard(path.name)
@@ -180,7 +177,11 @@ class CheckpointManager:
         """The checkpoints to delete; marks those that are kept for good."""
         if self._max_to_keep is None:
             return []
-        paths = [path for path in self._managed(listing) if path.name not in listing.preserved]
+        paths = self._managed(listing.present())
+        if listing.is_rebuilt and self._hours is not None:
+            # Surplus ones have been deleted at every save: more than that were kept for good.
+            listing.preserved |= {path.name for path in paths[: -self._max_to_keep - 1]}
+        paths = [path for path in paths if path.name not in listing.preserved]
         surplus = []
         for path in paths[: -self._max_to_keep]:
             kept = [listing.times[name] for name in listing.preserved if name in listing.times]
@@ -203,7 +204,7 @@ class CheckpointManager:
             DamagedCheckpointError: If there are checkpoints, and all are damaged.
             CheckpointMismatchError: If the latest does not fit the objects.
         """
-        names = [path.name for path in self._managed(Listing(self._folder))]
+        names = [path.name for path in self._managed(Listing(self._folder).present())]
         (names, *_) = current_team().settle("the list of checkpoints", message=names)
         damage: DamagedCheckpointError | None = None
         for path in [self._folder / name for name in reversed(names)]:

@@ -16,7 +16,8 @@ import numpy as np
 from replicax.checkpoint.encoding import Scalar
 from replicax.checkpoint.entries import Entry, StateEntry, ValueEntry, VariableEntry
 from replicax.checkpoint.errors import CheckpointObjectError
-from replicax.core.protocols import CompiledCallable
+from replicax.core import nest
+from replicax.engine.protocols import CompiledCallable, variable_of
 from replicax.values.distributed import DistributedValues
 from replicax.variables.variable import Variable
 
@@ -35,12 +36,14 @@ class Found:
     Attributes:
         entries: Everything by key; a thing that several ways lead to has several keys.
         empty: Objects without anything to save, by key.
+        skipped: The keys that arrays in attributes would have; these are not saved.
     """
 
     def __init__(self) -> None:
         """Nothing found yet."""
         self.entries: dict[str, Entry] = {}
         self.empty: dict[str, type] = {}
+        self.skipped: list[str] = []
         self._open: list[int] = []
 
     def add_all(self, objects: Mapping[str, Any], assign: Callable[[str, Any], None]) -> None:
@@ -94,8 +97,9 @@ class Found:
 
     def _add_known(self, path: str, thing: Any) -> bool:
         """Adds a variable, or an object that says what it holds; False if it is neither."""
-        if isinstance(thing, Variable):
-            self._put(path or thing.name, VariableEntry(thing))
+        variable = variable_of(thing)
+        if isinstance(variable, Variable):
+            self._put(path or variable.name, VariableEntry(variable))
             return True
         if isinstance(thing, (type, DistributedValues)):
             return False
@@ -110,14 +114,19 @@ class Found:
         held = getattr(thing, "variables", None)
         if not isinstance(held, (list, tuple)):
             return False
-        for variable in held:
+        variables = [variable_of(variable) for variable in held]
+        for variable in variables:
             if not isinstance(variable, Variable):
                 raise CheckpointObjectError(
                     f"a checkpoint got {type(thing).__name__} at {path!r}, whose variables are of "
                     f"type {type(variable).__module__}.{type(variable).__name__}; expected "
                     "replicax.Variable. Give it an object with state_dict and load_state_dict."
                 )
-        self._add_named(path, held, f"{getattr(thing, 'name', '')}/")
+        if all(variable is other for variable, other in zip(variables, held, strict=True)):
+            self._add_named(path, held, f"{getattr(thing, 'name', '')}/")
+        else:  # of another library, which may give other names to the same model made again
+            for index, variable in enumerate(variables):
+                self._put(_join(path, str(index)), VariableEntry(variable))
         return True
 
     def _add_named(self, path: str, variables: Any, prefix: str) -> None:
@@ -132,6 +141,7 @@ class Found:
 
     def _add_attributes(self, path: str, thing: Any) -> None:
         goes_on = not type(thing).__module__.startswith("replicax.")
+        before = len(self.entries)
         self._inside(
             thing,
             lambda: [
@@ -139,11 +149,24 @@ class Found:
                 for name, value in list(vars(thing).items())
             ],
         )
+        if goes_on and len(self.entries) == before:
+            self._add_leaves(path, thing)
+
+    def _add_leaves(self, path: str, thing: Any) -> None:
+        """Adds the variables of a pytree that does not have them in attributes: ``nnx.State``."""
+        pairs = jax.tree_util.tree_leaves_with_path(thing, is_leaf=nest.is_leaf)
+        for keys, leaf in pairs:
+            if isinstance(leaf, Variable):
+                name = jax.tree_util.keystr(keys, simple=True, separator="/")
+                self._put(_join(path, name), VariableEntry(leaf))
 
     def _add_if_known(self, path: str, thing: Any, goes_on: bool) -> None:
         """Adds what an attribute leads to; attributes without state are none of ours."""
         if isinstance(thing, Variable):
             self._put(path, VariableEntry(thing))
+        elif isinstance(thing, (jax.Array, np.ndarray)):
+            if goes_on:
+                self.skipped.append(path)
         elif not goes_on or id(thing) in self._open or isinstance(thing, Scalar):
             return
         elif isinstance(thing, dict):

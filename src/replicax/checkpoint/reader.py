@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from replicax.checkpoint import files
-from replicax.checkpoint.arrays import read_arrays
 from replicax.checkpoint.checkpoint import PathLike
-from replicax.checkpoint.entries import COPIES, GROUPS, VALUES, VariableEntry
+from replicax.checkpoint.entries import VariableEntry, all_sources
 from replicax.checkpoint.errors import CheckpointNotFoundError
 from replicax.checkpoint.latest import latest_checkpoint
+from replicax.checkpoint.loading import load
 
 
 class CheckpointReader:
@@ -37,9 +37,9 @@ class CheckpointReader:
         self._path = Path(path).absolute()
         if not files.is_complete(self._path):
             self._path = Path(latest_checkpoint(self._path) or self._path)
-        manifest = files.read_manifest(self._path)
-        files.verify(self._path, manifest)
-        records = manifest["records"]
+        self._manifest = files.read_manifest(self._path)
+        files.verify(self._path, self._manifest)
+        records = self._manifest["records"]
         self._records = {k: r for k, r in records.items() if r["kind"] == VariableEntry.kind}
 
     def has_tensor(self, name: str) -> bool:
@@ -72,6 +72,7 @@ class CheckpointReader:
 
         Raises:
             CheckpointNotFoundError: If there is no such variable.
+            DamagedCheckpointError: If its array is not there any more.
         """
         record = self._records.get(name)
         if record is None:
@@ -79,12 +80,8 @@ class CheckpointReader:
                 f"the checkpoint {self._path} has no variable {name!r}; it has "
                 f"{sorted(self._records)}."
             )
-        shape = record["shape"] if record["has_value"] else [record["copies"], *record["shape"]]
-        if 0 in shape:
-            return np.zeros(shape, np.dtype(record["dtype"]))
-        group = VALUES if record["has_value"] else COPIES
-        wanted = {each: {name: None} if each == group else {} for each in GROUPS}
-        return read_arrays(self._path / files.ARRAYS, wanted)[group][name]
+        source = all_sources(name, record)[0]
+        return load(self._path, self._manifest, [source])[source.group][name]
 
 
 def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:

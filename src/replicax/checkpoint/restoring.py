@@ -10,24 +10,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from replicax.backend.runahead import RUN_AHEAD
 from replicax.checkpoint import awaiting, files
-from replicax.checkpoint.arrays import read_arrays
 from replicax.checkpoint.entries import (
-    GROUPS,
     Arrays,
     Entry,
     Record,
-    Source,
     StateEntry,
     VariableEntry,
     all_sources,
 )
-from replicax.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError, mismatch
+from replicax.checkpoint.errors import (
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    DamagedCheckpointError,
+    mismatch,
+)
+from replicax.checkpoint.loading import load
 from replicax.checkpoint.team import Team
-from replicax.variables.storage import Storage
+from replicax.engine.storage import Storage
 
 Find = Callable[[], dict[str, Entry]]
 
@@ -102,9 +103,7 @@ class Restoration:
         self._kept: Arrays = {}
         entries, arrays, checksum, error = {}, {}, "", None
         try:
-            manifest = files.read_manifest(path)
-            checksum = files.crc_of(manifest)
-            entries, arrays = self._prepare(manifest, counter, counter_key, team)
+            entries, arrays, checksum = self._prepared(counter, counter_key, team)
         except CheckpointNotFoundError as problem:
             advice = "" if team.is_alone else " All workers must see the same folder."
             error = CheckpointNotFoundError(f"{problem}{advice}")
@@ -115,6 +114,19 @@ class Restoration:
         if self.unused:
             awaiting.watch_for(self)
 
+    def _prepared(
+        self, counter: Mapping[str, Entry], counter_key: str, team: Team
+    ) -> tuple[Mapping[str, Entry], Arrays, str]:
+        while True:
+            manifest = files.read_manifest(self.path)
+            try:
+                prepared = self._prepare(manifest, counter, counter_key, team)
+            except DamagedCheckpointError:
+                if files.read_manifest(self.path) == manifest:
+                    raise
+                continue  # another process has replaced it, and deleted what it was
+            return *prepared, files.crc_of(manifest)
+
     def _prepare(
         self,
         manifest: Mapping[str, Any],
@@ -123,7 +135,7 @@ class Restoration:
         team: Team,
     ) -> tuple[Mapping[str, Entry], Arrays]:
         """Checks and reads everything; overwrites nothing."""
-        own = self._own_states(manifest["records"], team)
+        own = self._own_states(manifest, team)
         records: dict[str, Record] = {
             key: manifest["records"][target] for key, target in manifest["aliases"].items()
         } | manifest["records"]
@@ -136,14 +148,26 @@ class Restoration:
             self.unused.pop(counter_key, None)
         self._check(entries)
         files.verify(self.path, manifest)
-        self._kept = self._read_others(entries)
-        return entries, self._read(entries)
+        others = [
+            source
+            for key, record in self.unused.items()
+            if key not in entries
+            for source in all_sources(self._same[key], record)
+        ]
+        own = [
+            source
+            for key, entry in entries.items()
+            for source in entry.sources(self._same[key], self.unused[key])
+        ]
+        self._kept = load(self.path, manifest, others)
+        return entries, load(self.path, manifest, own)
 
-    def _own_states(self, records: Mapping[str, Record], team: Team) -> dict[str, Record]:
+    def _own_states(self, manifest: Mapping[str, Any], team: Team) -> dict[str, Record]:
         """The states that were this worker's alone, where there are as many workers."""
-        if not any(record.get("workers") == team.num_workers for record in records.values()):
+        records = manifest["records"].values()
+        if not any(record.get("workers") == team.num_workers for record in records):
             return {}
-        states = files.read_states(self.path, team.rank)
+        states = files.read_states(self.path, manifest, team.rank)
         return {key: {"kind": StateEntry.kind, "state": state} for key, state in states.items()}
 
     # -- now -----------------------------------------------------------------------------------
@@ -157,31 +181,6 @@ class Restoration:
             differences += [f"{key}: {text}" for text in entry.differences(self.unused[key])]
         if differences:
             raise mismatch(str(self.path), differences)
-
-    def _read(self, entries: Mapping[str, Entry]) -> Arrays:
-        wanted = {
-            key: entry.sources(self._same[key], self.unused[key]) for key, entry in entries.items()
-        }
-        return self._load([source for sources in wanted.values() for source in sources])
-
-    def _read_others(self, entries: Mapping[str, Entry]) -> Arrays:
-        wanted = [
-            all_sources(self._same[key], record)
-            for key, record in self.unused.items()
-            if key not in entries
-        ]
-        return self._load([source for sources in wanted for source in sources])
-
-    def _load(self, sources: list[Source]) -> dict[str, dict[str, Any]]:
-        wanted: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
-        empty: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
-        for source in sources:
-            if 0 in source.shape:  # such an array is not written
-                empty[source.group][source.name] = np.zeros(source.shape, np.dtype(source.dtype))
-            else:
-                wanted[source.group][source.name] = source.sharding
-        read = read_arrays(self.path / files.ARRAYS, wanted)
-        return {group: read[group] | empty[group] for group in GROUPS}
 
     def _restore(
         self, entries: Mapping[str, Entry], arrays: Arrays, team: Team | None = None

@@ -18,20 +18,24 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
-import numpy as np
 
-from replicax.backend import compat
 from replicax.backend.runahead import RUN_AHEAD
 from replicax.checkpoint import files
 from replicax.checkpoint.arrays import write_arrays
 from replicax.checkpoint.encoding import array_names, inlined
 from replicax.checkpoint.entries import GROUPS, STATES, Entry, Record, StateEntry, VariableEntry
+from replicax.checkpoint.errors import reported_as_unwritten
+from replicax.checkpoint.latest import Commit
+from replicax.checkpoint.parts import Parts
 from replicax.checkpoint.team import BACKGROUND, MAIN, Team, current_team
-from replicax.context import stack
 from replicax.core.errors import ContextError, WorkersDifferError
-from replicax.execution.frame import current_frame
+from replicax.engine.contexts import stack
+from replicax.engine.trace.frame import current_frame
+from replicax.jax_internals.arrays import one_device_arrays
+from replicax.jax_internals.traces import is_staging
 
-OnCommit = Callable[[], None]
+Note = Callable[[Commit], None]
+"""Calls its argument, which makes the checkpoint complete, and notes that it is."""
 
 TELL_SECONDS = 30.0
 """How often the first worker tells the others that it is still writing."""
@@ -43,7 +47,7 @@ def require_host_code(call: str) -> None:
     Raises:
         ContextError: In a replica, or while a program is traced.
     """
-    if current_frame() is not None or compat.is_staging():
+    if current_frame() is not None or is_staging():
         raise ContextError(
             f"{call} was called inside a function that is being compiled, where values do not "
             "exist yet. Call it between the steps."
@@ -132,21 +136,27 @@ class Snapshot:
             self.records[key] = entry.save(key, self.arrays)
         if not self._team.is_chief:
             self.arrays = {}
-        self.arrays = {
-            group: {name: self._for_disk(array) for name, array in named.items() if array.size}
-            for group, named in self.arrays.items()
-        }
-
-    def _for_disk(self, array: Any) -> Any:
-        if self._team.is_alone or not isinstance(array, jax.Array):
-            return array
-        if array.is_fully_replicated:
-            return np.asarray(compat.shards(array)[0])
-        return np.asarray(array)
+        self.arrays = jax.device_get(
+            {
+                group: {name: _one_of(array) for name, array in named.items() if array.size}
+                for group, named in self.arrays.items()
+            }
+        )
 
     def manifest(self) -> dict[str, Any]:
         """What the manifest says of the values."""
         return {"records": self.records, "aliases": self.aliases}
+
+
+def _one_of(array: Any) -> Any:
+    """One of several equal copies.
+
+    What is written is on the host: with arrays over several devices TensorStore keeps some 20 kB
+    for each save, for good.
+    """
+    if isinstance(array, jax.Array) and array.is_fully_replicated:
+        return one_device_arrays(array)[0]
+    return array
 
 
 class Writing:
@@ -157,22 +167,22 @@ class Writing:
     has. From then on a worker that is lost takes nothing of the checkpoint with it.
     """
 
-    def __init__(
-        self, path: Path, find: Callable[[], Mapping[str, Entry]], on_commit: OnCommit
-    ) -> None:
+    def __init__(self, path: Path, find: Callable[[], Mapping[str, Entry]], note: Note) -> None:
         """Begins; returns when the values have been copied from the devices.
 
         Args:
             path: Where the checkpoint will be.
             find: Gives what is in it, or raises.
-            on_commit: Called when it is complete.
+            note: Called when all is written, and lets it be complete.
 
         Raises:
+            CheckpointWriteError: If the files cannot be written.
             WorkersDifferError: If the workers do not save the same.
             WorkerLostError: If a worker has gone.
         """
         self._path = path
-        self._on_commit = on_commit
+        self._note = note
+        self._parts: Parts | None = None
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._finish_arrays: Callable[[], None] | None = None
@@ -186,56 +196,61 @@ class Writing:
 
     def _begin(self, find: Callable[[], Mapping[str, Entry]]) -> dict[str, Any]:
         team, path = self._team, self._path
-        snapshot, token, error = None, "", None
+        snapshot, error = None, None
         try:
             snapshot = Snapshot(find(), team)
             if team.is_chief:
-                token = files.begin(path)
+                with reported_as_unwritten(path):
+                    self._parts = Parts.begin(path)
         except Exception as problem:
             error = problem
         if team.is_alone and error is not None:
             raise error
-        differing = self._agree(snapshot, token, error)
+        parts, differing = self._agree(snapshot, error)
         assert snapshot is not None
         try:
             snapshot.take_variables(differing)
-            if snapshot.own_states:
-                files.write_states(path, team.rank, snapshot.own_states)
             arrays = {group: named for group, named in snapshot.arrays.items() if named}
-            if team.is_chief and arrays:
-                parts = files.partial_path(path) / files.ARRAYS
-                self._finish_arrays = write_arrays(parts, arrays)
+            with reported_as_unwritten(path):
+                if snapshot.own_states:
+                    parts.write_states(team.rank, snapshot.own_states)
+                if team.is_chief and arrays:
+                    self._finish_arrays = write_arrays(parts.data / files.ARRAYS, arrays)
         except Exception as problem:
             error = problem
         team.settle("the values of a checkpoint", error)
         return snapshot.manifest()
 
     def _agree(
-        self, snapshot: Snapshot | None, token: str, error: Exception | None
-    ) -> frozenset[str]:
+        self, snapshot: Snapshot | None, error: Exception | None
+    ) -> tuple[Parts, frozenset[str]]:
         """Compares what the workers are about to save; none waits for another after that.
 
         Returns:
-            The keys of the states that are not the same on all workers.
+            The parts that the first worker has begun, and the keys of the states that are not
+            the same on all workers.
         """
         team = self._team
         if team.is_alone:
-            return frozenset()
+            assert self._parts is not None
+            return self._parts, frozenset()
         message = None
         if snapshot is not None:
-            message = [str(self._path), token, files.crc_of(snapshot.outline()), snapshot.states()]
+            name = "" if self._parts is None else self._parts.name
+            message = [str(self._path), name, files.crc_of(snapshot.outline()), snapshot.states()]
         answers = team.settle("the beginning of a save of a checkpoint", error, message=message)
         assert snapshot is not None
-        paths, tokens, outlines, states = zip(*answers, strict=True)
+        paths, names, outlines, states = zip(*answers, strict=True)
         team.require_same("the path of a checkpoint", list(paths), _ONE_PATH)
         if len(set(outlines)) > 1:
             _raise_difference(team, snapshot.outline())
+        parts = Parts(self._path, names[0]) if self._parts is None else self._parts
         try:
-            files.require_begun(self._path, tokens[0])
+            parts.require_begun()
         except Exception as problem:
             error = problem
         team.settle("the folder of a checkpoint", error)
-        return frozenset(
+        return parts, frozenset(
             key for key in states[0] if any(other[key] != states[0][key] for other in states)
         )
 
@@ -243,8 +258,8 @@ class Writing:
         if self._finish_arrays is not None:
             with contextlib.suppress(Exception):
                 self._finish_arrays()
-        if self._team.is_chief:
-            files.abandon(self._path)
+        if self._parts is not None:
+            self._parts.abandon()
 
     def finish(self, channel: str = MAIN) -> None:
         """Waits until all is written, and makes it a checkpoint.
@@ -280,14 +295,16 @@ class Writing:
             problems.append(problem)
 
     def _commit(self) -> None:
+        parts, finish = self._parts, self._finish_arrays
+        assert parts is not None
+        self._finish_arrays = None
         try:
-            finish, self._finish_arrays = self._finish_arrays, None
-            if finish is not None:
-                finish()
-            files.commit(self._path, self._manifest)
-            self._on_commit()
+            with reported_as_unwritten(self._path):
+                if finish is not None:
+                    finish()
+                self._note(lambda: parts.commit(self._manifest))
         except BaseException:
-            files.abandon(self._path)
+            parts.abandon()
             raise
 
     def finish_in_background(self) -> None:

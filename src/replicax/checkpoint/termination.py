@@ -13,9 +13,9 @@ from typing import Any
 
 from jax.experimental import multihost_utils
 
-from replicax.backend import compat
 from replicax.checkpoint.team import Team
 from replicax.core.errors import ContextError
+from replicax.jax_internals.processes import start_preemption_service
 
 WATCH_SECONDS = 1.0
 """How often ``termination_watcher_fn`` is asked."""
@@ -85,7 +85,7 @@ class Notice:
         told, ended = self._told, self._ended
         restore: Callable[[], Any] = ended.set
         if not self._is_alone:
-            compat.start_preemption_service()
+            start_preemption_service()
         else:
             try:
                 before = signal.signal(signal.SIGTERM, lambda number, frame: told.set())

@@ -13,18 +13,18 @@ from rich.console import Console
 from rich.table import Table
 
 from replicax.backend import devices
+from replicax.cli.duration import Duration
 from replicax.cluster import detection, roles, tf_config
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
 from replicax.core.errors import ClusterError, ClusterPlatformError
+from replicax.jax_internals import executables
 from replicax.launch.plan import ATTEMPT_VARIABLE
 from replicax.launch.reachability import AddressReport, check_addresses
 
-REQUIRED = ("replicax", "jax", "jaxlib", "numpy")
-OPTIONAL = (
-    *("optax", "grain", "orbax-checkpoint", "flax", "keras", "datasets"),
-    *("tensorflow", "torch", "ray"),
-)
+REQUIRED = ("replicax", "jax", "jaxlib", "numpy", "optax")
+EXTRAS = {"grain": "data", "orbax-checkpoint": "checkpoint"}
+OPTIONAL = (*EXTRAS, "flax", "keras", "datasets", "tensorflow", "torch", "ray")
 VARIABLES = (
     *("TF_CONFIG", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "NPROC"),
     ATTEMPT_VARIABLE,
@@ -40,6 +40,7 @@ class Diagnosis:
         environment: The variables that matter and are set.
         host: The name of this machine.
         devices: The name of each device.
+        launches: How steps are launched: directly, or through ``jit`` and why.
         source: Where the description of the cluster comes from.
         cluster: The cluster as it was read; None if it could not be.
         task: Type and id of this task.
@@ -55,6 +56,7 @@ class Diagnosis:
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     host: str = ""
     devices: list[str] = dataclasses.field(default_factory=list)
+    launches: str = ""
     source: str = ""
     cluster: dict[str, Any] | None = None
     task: tuple[str | None, int | None] = (None, None)
@@ -81,7 +83,7 @@ class Diagnosis:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Duration(min_open=True),
     default=5.0,
     show_default=True,
     help="Seconds that one address may take.",
@@ -138,6 +140,9 @@ def _find_devices(found: Diagnosis) -> None:
         ]
     except RuntimeError as error:
         found.problems.append(f"JAX does not start: {error}")
+        return
+    reason = executables.missing()
+    found.launches = "direct" if reason is None else f"through jit, somewhat slower: {reason}"
 
 
 def _find_cluster(found: Diagnosis, *, cluster: bool, seconds: float) -> None:
@@ -173,8 +178,11 @@ def _print(found: Diagnosis, console: Console) -> None:
     facts.add_row("versions", ", ".join(f"{name} {v}" for name, v in present.items()))
     absent = [name for name, version in found.versions.items() if version is None]
     facts.add_row("not installed", ", ".join(absent) or "-")
+    if extras := [EXTRAS[name] for name in absent if name in EXTRAS]:
+        facts.add_row("", f"pip install 'replicax[{','.join(extras)}]' adds what Replicax can use")
     facts.add_row("host", found.host)
     facts.add_row("devices", "\n".join(found.devices) or "-")
+    facts.add_row("launches", found.launches or "-")
     for name, value in found.environment.items():
         facts.add_row(name, value)
     facts.add_row("cluster", _described(found))

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from replicax.cli.duration import Duration
 from replicax.cluster import addresses
 from replicax.core.errors import ClusterError, ClusterPlatformError
 from replicax.launch import job_token
@@ -66,13 +67,13 @@ workers ended with 0, 75 after a preemption that was not followed by a restart,
 )
 @click.option(
     "--backoff",
-    type=click.FloatRange(min=0),
+    type=Duration(),
     default=1.0,
     help="Seconds before the first restart; doubles with each failure, up to 60.",
 )
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0),
+    type=Duration(),
     default=20.0,
     help="Seconds that workers may take to save and leave after SIGTERM or a preemption.",
 )
@@ -109,7 +110,7 @@ workers ended with 0, 75 after a preemption that was not followed by a restart,
 )
 @click.option(
     "--start-timeout",
-    type=click.FloatRange(min=0),
+    type=Duration(),
     default=300.0,
     help="Seconds to wait for the other machines.",
 )

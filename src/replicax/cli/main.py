@@ -7,6 +7,7 @@ the only caller.
 """
 
 import dataclasses
+import difflib
 import importlib
 from collections.abc import Mapping
 
@@ -45,10 +46,6 @@ class Subcommand:
 
 
 SUBCOMMANDS: Mapping[str, Subcommand] = {
-    "bench": Subcommand(
-        target="replicax.cli.bench:bench",
-        short_help="Measure Replicax beside hand-written JAX and other libraries.",
-    ),
     "demo": Subcommand(
         target="replicax.cli.demo:demo",
         short_help="Train a small model on virtual devices and show the result.",
@@ -76,6 +73,15 @@ class LazyGroup(click.Group):
         """Imports the subcommand ``cmd_name``; ``None`` if the table does not have it."""
         row = SUBCOMMANDS.get(cmd_name)
         return None if row is None else _load(cmd_name, row)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the subcommand, or says which one comes nearest."""
+        near = difflib.get_close_matches(args[0], SUBCOMMANDS, n=1)
+        if args[0] not in SUBCOMMANDS and near:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the list of subcommands from the table, without importing any."""

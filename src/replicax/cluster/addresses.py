@@ -14,6 +14,7 @@ import re
 import socket
 from collections.abc import Sequence
 
+from replicax.cluster import bounds
 from replicax.core.errors import ClusterError
 
 MAX_PORT = 65535
@@ -68,12 +69,13 @@ def parse_address(text: str) -> Address:
         raise ClusterError(f"the IPv6 address {text!r} has no brackets. {_WRITE}")
     if colon != ":":
         raise ClusterError(f"the address {text!r} has no port. {_WRITE}")
-    if not (port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT):
+    number = bounds.whole_number(port)
+    if number is None or not 0 < number <= MAX_PORT:
         raise ClusterError(
             f"the port of the address {text!r} is {port!r}; expected a number from 1 to {MAX_PORT}."
         )
     _check_host(text, host)
-    return Address(host, int(port))
+    return Address(host, number)
 
 
 def _check_host(text: str, host: str) -> None:
@@ -100,7 +102,7 @@ def task_addresses(hosts: Sequence[str], port_base: int) -> list[str]:
         port_base: The port of the first task of a host.
 
     Raises:
-        ClusterError: If a port would not exist.
+        ClusterError: If a port would not exist, or a host is neither a name nor an IP address.
 
     Example:
         >>> task_addresses(["n1", "n1", "n2"], 8888)
@@ -109,6 +111,8 @@ def task_addresses(hosts: Sequence[str], port_base: int) -> list[str]:
     counts: collections.Counter[str] = collections.Counter()
     addresses = []
     for host in hosts:
+        if not (_NAME.fullmatch(host) or _is_ip(host, version=6)):
+            raise ClusterError(f"{host!r} is neither the name of a host nor an IP address.")
         port = port_base + counts[host]
         if isinstance(port_base, bool) or not 0 < port <= MAX_PORT:
             raise ClusterError(
@@ -143,8 +147,7 @@ def resolve_host(host: str) -> tuple[str, ...]:
 def is_loopback(host: str) -> bool:
     """Whether `host` means this machine only: the first address it resolves to is loopback.
 
-    Collectives between machines advertise what a host name resolves to, so a task
-    whose name is loopback cannot be reached from another machine.
+    A task whose name is loopback cannot be reached from another machine.
 
     Raises:
         ClusterError: If the name is not known here.
@@ -153,8 +156,65 @@ def is_loopback(host: str) -> bool:
         >>> is_loopback("localhost"), is_loopback("10.0.0.1")
         (True, False)
     """
-    first = resolve_host(host)[0].partition("%")[0]
-    return ipaddress.ip_address(first).is_loopback
+    return _is_loopback_ip(resolve_host(host)[0])
+
+
+def own_ip(addresses: Sequence[str], rank: int) -> str:
+    """The IP address of this machine at which its task of a cluster listens.
+
+    Args:
+        addresses: Of all tasks.
+        rank: Which of them is on this machine.
+
+    Raises:
+        ClusterError: If the host of the task is not this machine, stands for all of its
+            interfaces, or cannot be reached by the tasks of other machines.
+
+    Example:
+        >>> own_ip(["127.0.0.1:2222", "127.0.0.1:2223"], 1)
+        '127.0.0.1'
+    """
+    host = parse_address(addresses[rank]).host
+    found = resolve_host(host)
+    reachable = [ip for ip in found if not _is_loopback_ip(ip)]
+    if not reachable and (other := _first_elsewhere(addresses)) is not None:
+        raise ClusterError(
+            f"the host of this task, {host!r}, resolves to {found[0]} here, which only this "
+            f"machine can reach, and the cluster has a task at {other!r}. Use the address of a "
+            "network interface, or correct /etc/hosts."
+        )
+    if any(ipaddress.ip_address(ip.partition("%")[0]).is_unspecified for ip in found):
+        raise ClusterError(
+            f"the host of this task, {host!r}, means every interface of a machine: others cannot "
+            "connect to it, and a listener would be open to all networks. Give the address of one "
+            "interface."
+        )
+    for ip in reachable or found:
+        with contextlib.suppress(ClusterError):
+            free_port(ip)
+            return ip
+    raise ClusterError(
+        f"this task cannot listen at {addresses[rank]}: {host!r} resolves to {', '.join(found)} "
+        "here, which is no address of this machine. Correct the cluster, or the type and index of "
+        "this task."
+    )
+
+
+def _first_elsewhere(addresses: Sequence[str]) -> str | None:
+    """The first address that is not on this machine for certain; None if there is none."""
+    for address in addresses:
+        try:
+            if not all(map(_is_loopback_ip, resolve_host(parse_address(address).host))):
+                return address
+        except ClusterError:
+            return address
+    return None
+
+
+def _is_loopback_ip(ip: str) -> bool:
+    parsed = ipaddress.ip_address(ip.partition("%")[0])
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:

@@ -14,12 +14,12 @@ import platform
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 
 from replicax.backend import cpu_client
-from replicax.cluster.addresses import parse_address, resolve_host
+from replicax.cluster.addresses import Address, parse_address
 from replicax.cluster.wire import Connection
 from replicax.core.errors import (
     ClusterError,
@@ -33,8 +33,16 @@ START_VARIABLE = "REPLICAX_START_SECONDS"
 
 DEFAULT_START_SECONDS = 300.0
 
+_MAX_START_SECONDS = 1e8  # JAX counts them in 32 bits
 _RETRY_SECONDS = 0.1
 _ANSWER_SECONDS = 10.0
+
+# Of those who have not said who they are: nobody can fill the memory or use up the connections.
+_MAX_ASKING = 256
+_MAX_REPORT_BYTES = 65536
+_MAX_FACTS = 50
+_MAX_FACT = 200
+_MAX_REASON = 4000
 
 
 def start_seconds() -> float:
@@ -54,10 +62,10 @@ def start_seconds() -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0.0 < seconds < float("inf"):
+    if not 0.0 < seconds <= _MAX_START_SECONDS:
         raise ClusterError(
-            f"{START_VARIABLE} is {text!r}; expected a number of seconds more than 0, as "
-            f"{DEFAULT_START_SECONDS:g}."
+            f"{START_VARIABLE} is {text!r}; expected a number of seconds more than 0 and at most "
+            f"{_MAX_START_SECONDS:g}, as {DEFAULT_START_SECONDS:g}."
         )
     return seconds
 
@@ -90,6 +98,7 @@ def meet(
     rank: int,
     *,
     names: Sequence[str],
+    host: str,
     facts: Mapping[str, str],
     seconds: float,
 ) -> None:
@@ -99,6 +108,7 @@ def meet(
         addresses: Of all workers, by rank.
         rank: Which of them this process is.
         names: What messages call them.
+        host: The IP address of this process.
         facts: What must be the same everywhere.
         seconds: How long to wait for all.
 
@@ -107,7 +117,7 @@ def meet(
         WorkersDifferError: If `facts` differ; it names the workers and the values.
     """
     if rank == 0:
-        _Host(addresses[0], names, dict(facts), seconds).meet()
+        _Host(Address(host, parse_address(addresses[0]).port), names, dict(facts), seconds).meet()
     else:
         _report(addresses[0], rank, names, dict(facts), seconds)
 
@@ -116,15 +126,15 @@ class _Host:
     """Worker 0, which all others report to."""
 
     def __init__(
-        self, address: str, names: Sequence[str], facts: dict[str, str], seconds: float
+        self, address: Address, names: Sequence[str], facts: dict[str, str], seconds: float
     ) -> None:
-        self._address = parse_address(address)
+        self._address = address
         self._names = names
         self._facts = facts
         self._seconds = seconds
         self._asking: dict[Connection, float] = {}  # until when each may say who it is
         self._arrived: dict[int, Connection] = {}
-        self._facts_of: dict[int, dict[str, Any]] = {}
+        self._facts_of: dict[int, dict[str, str]] = {}
 
     def meet(self) -> None:
         end = time.monotonic() + self._seconds
@@ -145,21 +155,34 @@ class _Host:
         return len(self._arrived) == len(self._names) - 1
 
     def _accept(self, listener: socket.socket) -> None:
-        listener.settimeout(_RETRY_SECONDS)
-        with contextlib.suppress(TimeoutError):
-            sock, _ = listener.accept()
-            self._asking[Connection(sock, "a worker")] = time.monotonic() + _ANSWER_SECONDS
+        """Waits a moment for somebody to come, and lets in all who are there by then."""
+        for seconds in (_RETRY_SECONDS, *(0.0,) * _MAX_ASKING):
+            listener.settimeout(seconds)
+            try:
+                sock, _ = listener.accept()
+                connection = Connection(sock, "a worker", max_bytes=_MAX_REPORT_BYTES)
+            except (TimeoutError, BlockingIOError):
+                return
+            except OSError:  # it has gone again, or this process has no more files to open
+                time.sleep(_RETRY_SECONDS)
+                return
+            self._asking[connection] = time.monotonic() + _ANSWER_SECONDS
+            if len(self._asking) > _MAX_ASKING:
+                oldest = next(iter(self._asking))
+                del self._asking[oldest]
+                oldest.close()
 
     def _hear_who_asks(self) -> None:
         for connection, until in list(self._asking.items()):
-            try:
+            is_admitted = False
+            with contextlib.suppress(Exception):  # whatever it was, it is no worker of ours
                 message = connection.receive(0.0)
-            except ClusterPlatformError:  # whatever it was, it is no worker of ours
-                message = {}
-            if message is not None or time.monotonic() > until:
-                del self._asking[connection]
-                if not self._admit(connection, message or {}):
-                    connection.close()
+                if message is None and time.monotonic() <= until:
+                    continue
+                is_admitted = self._admit(connection, message or {})
+            del self._asking[connection]
+            if not is_admitted:
+                connection.close()
 
     def _forget_who_left(self) -> None:
         """A worker that is gone may come again: what started it may start it again."""
@@ -171,13 +194,13 @@ class _Host:
                 del self._arrived[rank], self._facts_of[rank]
 
     def _listener(self) -> socket.socket:
-        host = resolve_host(self._address.host)[0]
+        host = self._address.host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, self._address.port))
-            listener.listen(len(self._names))
+            listener.listen(_MAX_ASKING)
         except OSError as error:
             listener.close()
             raise ClusterPlatformError(
@@ -188,9 +211,9 @@ class _Host:
 
     def _admit(self, connection: Connection, message: dict[str, Any]) -> bool:
         rank, facts = message.get("rank"), message.get("facts")
-        if not isinstance(rank, int) or not 0 < rank < len(self._names):
+        if type(rank) is not int or not 0 < rank < len(self._names):
             return False
-        if not isinstance(facts, dict) or message.get("of") != len(self._names):
+        if not _are_facts(facts) or message.get("of") != len(self._names):
             return False
         if rank in self._arrived:
             reason = f"there is a {self._names[rank]} already. Start each worker once."
@@ -238,6 +261,14 @@ class _Host:
         return error
 
 
+def _are_facts(facts: object) -> TypeGuard[dict[str, str]]:
+    return (
+        isinstance(facts, dict)
+        and len(facts) <= _MAX_FACTS
+        and all(isinstance(fact, str) and len(fact) <= _MAX_FACT for fact in facts.values())
+    )
+
+
 def _report(
     address: str, rank: int, names: Sequence[str], facts: dict[str, str], seconds: float
 ) -> None:
@@ -253,9 +284,18 @@ def _report(
     if answer is None:
         raise WorkerLostError(f"{names[0]} did not say within {seconds:g} s to go on.", (0,))
     if answer.get("type") == WorkerLostError.__name__:
-        raise WorkerLostError(str(answer.get("reason")), tuple(answer.get("workers", ())))
+        raise WorkerLostError(_reason(answer), _workers(answer))
     if answer.get("type") != "go":
-        raise WorkersDifferError(str(answer.get("reason")))
+        raise WorkersDifferError(_reason(answer))
+
+
+def _reason(answer: Mapping[str, Any]) -> str:
+    return str(answer.get("reason"))[:_MAX_REASON]
+
+
+def _workers(answer: Mapping[str, Any]) -> tuple[int, ...]:
+    ranks = answer.get("workers")
+    return tuple(r for r in ranks if type(r) is int) if isinstance(ranks, list) else ()
 
 
 def _connected(address: str, name: str, end: float, seconds: float) -> Connection:

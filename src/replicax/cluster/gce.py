@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import urllib.parse
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from replicax.cluster import google_metadata, json_api
 from replicax.cluster.addresses import task_addresses
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
-from replicax.core.errors import ClusterError, ClusterPlatformError
+from replicax.core.errors import ClusterError, ClusterPlatformError, PlatformReplyError
 
 COMPUTE_API = "https://compute.googleapis.com/compute/v1"
+
+_MAX_PAGES = 200  # of up to 500 machines
 
 
 class GCEClusterResolver(ClusterResolver):
@@ -88,6 +89,7 @@ class GCEClusterResolver(ClusterResolver):
 
         Raises:
             ClusterPlatformError: If the API refuses, or no machine runs.
+            PlatformReplyError: If what the API says cannot be right.
         """
         token = self._token()
         addresses = [self._address(name, token) for name in self._instances(token)]
@@ -108,23 +110,26 @@ class GCEClusterResolver(ClusterResolver):
         group = urllib.parse.quote(self._group, safe="")
         url = f"{self._zone_url}/instanceGroups/{group}/listInstances"
         query = {"orderBy": "name"}
-        while True:
+        for _ in range(_MAX_PAGES):
             page = json_api.fetch_json(
                 f"{url}?{urllib.parse.urlencode(query)}",
                 token=token,
                 body={"instanceState": "RUNNING"},
             )
-            for item in page.get("items", []):  # absent from an empty page
-                yield item["instance"].rpartition("/")[2]
-            if not page.get("nextPageToken"):
+            for item in page.objects("items"):  # absent from an empty page
+                yield item.text("instance").rpartition("/")[2]
+            query["pageToken"] = page.text("nextPageToken")
+            if not query["pageToken"]:
                 return
-            query["pageToken"] = page["nextPageToken"]
+        raise PlatformReplyError(
+            f"the list of the instance group {self._group!r} has more than {_MAX_PAGES} pages; the "
+            f"last one points to {query['pageToken'][:60]!r}."
+        )
 
     def _address(self, name: str, token: str) -> str:
         url = f"{self._zone_url}/instances/{urllib.parse.quote(name, safe='')}"
-        interfaces: list[dict[str, Any]] = json_api.fetch_json(url, token=token).get(
-            "networkInterfaces", []
-        )
-        if not interfaces or not interfaces[0].get("networkIP"):
+        interfaces = json_api.fetch_json(url, token=token).objects("networkInterfaces")
+        ip = interfaces[0].ip("networkIP") if interfaces else ""
+        if not ip:
             raise ClusterPlatformError(f"the machine {name!r} has no address in its network yet.")
-        return interfaces[0]["networkIP"]
+        return ip

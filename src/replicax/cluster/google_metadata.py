@@ -41,8 +41,8 @@ def access_token() -> str:
         ClusterPlatformError: If the server does not answer, or gives none.
     """
     url = metadata_url("instance/service-accounts/default/token")
-    token = json_api.fetch_json(url, headers=_HEADERS).get("access_token")
-    if not isinstance(token, str) or not token:
+    token = json_api.fetch_json(url, headers=_HEADERS).text("access_token")
+    if not token:
         raise ClusterPlatformError(
             f"{url} gave no access token. Give the machine a service account, or pass credentials=."
         )

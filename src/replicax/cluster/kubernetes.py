@@ -13,6 +13,7 @@ from typing import Any
 
 from replicax.cluster.addresses import task_addresses
 from replicax.cluster.kubernetes_api import KubernetesApi, Pod
+from replicax.cluster.reply import Reply
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
 from replicax.core.errors import ClusterError, ClusterPlatformError
@@ -89,6 +90,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
         Raises:
             ClusterPlatformError: If the API refuses, a pod does not run, or none is found.
+            PlatformReplyError: If what the API says cannot be right.
         """
         return ClusterSpec(
             {
@@ -198,5 +200,13 @@ def _client(override_client: Any, location: object) -> Any:
 def _list_pods(client: Any, selector: str) -> list[Pod]:
     if isinstance(client, KubernetesApi):
         return client.list_pods(selector)
-    found = client.list_pod_for_all_namespaces(label_selector=selector).items
-    return [Pod(p.metadata.name, p.status.phase, p.status.pod_ip or "") for p in found]
+    listed = client.list_pod_for_all_namespaces(label_selector=selector)
+    found = [
+        {"metadata": {"name": pod.metadata.name}, "status": _status(pod)} for pod in listed.items
+    ]
+    answer = Reply({"items": found}, f"the list of pods with the labels {selector!r}")
+    return [Pod._from_reply(item) for item in answer.objects("items")]
+
+
+def _status(pod: Any) -> dict[str, Any]:
+    return {"phase": pod.status.phase, "podIP": pod.status.pod_ip}

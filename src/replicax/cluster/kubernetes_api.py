@@ -6,9 +6,9 @@ import dataclasses
 import os
 import pathlib
 import urllib.parse
-from typing import Any
 
-from replicax.cluster import json_api
+from replicax.cluster import environment, json_api
+from replicax.cluster.reply import Reply
 from replicax.core.errors import ClusterPlatformError
 
 # Where a pod finds its own account.
@@ -42,16 +42,16 @@ class Pod:
     index: int | None = None
 
     @classmethod
-    def _from_json(cls, item: dict[str, Any]) -> Pod:
+    def _from_reply(cls, item: Reply) -> Pod:
         """A pod as the API describes it."""
-        metadata, spec, status = (item.get(part) or {} for part in ("metadata", "spec", "status"))
-        index = (metadata.get("annotations") or {}).get(_INDEX_ANNOTATION)
+        metadata, spec, status = map(item.object, ("metadata", "spec", "status"))
+        name = metadata.text("name")
         return cls(
-            metadata.get("name", ""),
-            status.get("phase", "unknown"),
-            status.get("podIP") or "",
-            spec.get("hostname") or metadata.get("name", ""),
-            None if index is None else int(index),
+            name,
+            status.text("phase") or "unknown",
+            status.ip("podIP"),
+            spec.text("hostname") or name,
+            metadata.object("annotations").number(_INDEX_ANNOTATION),
         )
 
 
@@ -123,6 +123,7 @@ class KubernetesApi:
 
         Raises:
             ClusterPlatformError: If the API does not answer, or refuses.
+            PlatformReplyError: If its answer cannot be right.
         """
         token = ca_file = None
         if self.account_dir is not None:
@@ -139,15 +140,10 @@ class KubernetesApi:
                 f"{error} Give the service account of the pod a role that may list pods{where}.",
                 error.status,
             ) from None
-        return [Pod._from_json(item) for item in answer.get("items") or []]
+        return [Pod._from_reply(item) for item in answer.objects("items")]
 
 
 def _read(account_dir: str, name: str) -> str:
-    path = pathlib.Path(account_dir) / name
-    try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise ClusterPlatformError(
-            f"the pod's account has no file {str(path)!r} ({error.strerror}). Do not set "
-            "automountServiceAccountToken: false on the pod."
-        ) from error
+    path = str(pathlib.Path(account_dir) / name)
+    advice = "Do not set automountServiceAccountToken: false on the pod."
+    return environment.read_file(path, f"the file {path!r} of the pod's account", advice).strip()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 
 from replicax.cluster import environment, hostlist, slurm
@@ -21,7 +20,7 @@ from replicax.core.errors import ClusterError, ClusterPlatformError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Launcher:
+class MpiLauncher:
     """How one family of launchers tells a process its place.
 
     Attributes:
@@ -31,7 +30,7 @@ class Launcher:
         local_size: The variable with the number of ranks on this host.
 
     Example:
-        >>> Launcher("Open MPI", "RANK", "SIZE", "LOCAL_SIZE").is_present()
+        >>> MpiLauncher("Open MPI", "RANK", "SIZE", "LOCAL_SIZE").is_present()
         False
     """
 
@@ -46,11 +45,13 @@ class Launcher:
 
 
 LAUNCHERS = (
-    Launcher(
+    MpiLauncher(
         "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
     ),
-    Launcher("MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
-    Launcher("MPICH, Intel MPI or another PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    MpiLauncher(
+        "MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"
+    ),
+    MpiLauncher("MPICH, Intel MPI or another PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
 )
 
 _ADVICE = "Start the program with mpirun or mpiexec."
@@ -118,7 +119,7 @@ def is_present() -> bool:
     return any(launcher.is_present() for launcher in LAUNCHERS)
 
 
-def _launcher() -> Launcher:
+def _launcher() -> MpiLauncher:
     for launcher in LAUNCHERS:
         if launcher.is_present():
             return launcher
@@ -129,7 +130,7 @@ def _launcher() -> Launcher:
 
 
 def _rank_hosts(
-    given: Sequence[str] | Mapping[str, int] | None, size: int, launcher: Launcher
+    given: Sequence[str] | Mapping[str, int] | None, size: int, launcher: MpiLauncher
 ) -> list[str]:
     if given is not None:
         source = "hosts"
@@ -146,7 +147,7 @@ def _rank_hosts(
     return hosts
 
 
-def _scheduled_hosts(launcher: Launcher, size: int) -> tuple[str, list[str]]:
+def _scheduled_hosts(launcher: MpiLauncher, size: int) -> tuple[str, list[str]]:
     """Who says it, and the host of each rank in the allocation."""
     hosts = slurm.task_hosts(size)
     if hosts is not None:
@@ -163,9 +164,4 @@ def _scheduled_hosts(launcher: Launcher, size: int) -> tuple[str, list[str]]:
 
 def _read_host_file(variable: str) -> list[str]:
     path = environment.required(variable, "")
-    try:
-        return pathlib.Path(path).read_text().split()
-    except OSError as error:
-        raise ClusterPlatformError(
-            f"the host file {path!r} of {variable} cannot be read: {error.strerror}."
-        ) from error
+    return environment.read_file(path, f"the host file {path!r} of {variable}").split()

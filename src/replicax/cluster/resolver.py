@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 
-from replicax.backend import compat, devices
+from replicax.backend import devices
 from replicax.cluster import roles
 from replicax.cluster.spec import ClusterSpec
 from replicax.core.errors import ClusterPlatformError
+from replicax.jax_internals.processes import has_started
 
 
 class ClusterResolver(abc.ABC):
@@ -158,7 +159,7 @@ def with_scheme(address: str, rpc_layer: str | None) -> str:
 
 def _local_accelerators() -> dict[str, int]:
     # Before JAX has started, counting physical devices leaves it that way where it can.
-    started = compat.has_started()
+    started = has_started()
     found = devices.list_logical_devices() if started else devices.list_physical_devices()
     return _count(device.device_type for device in found)
 

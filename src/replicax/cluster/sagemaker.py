@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 from replicax.cluster import environment
 from replicax.cluster.addresses import task_addresses
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
-from replicax.core.errors import ClusterPlatformError
+from replicax.core import bounded_json
+from replicax.core.errors import PlatformReplyError
 
 _HOSTS = "SM_HOSTS"
 _OWN_HOST = "SM_CURRENT_HOST"
+_MAX_SHOWN = 1000
 _ADVICE = "SageMaker's training toolkit sets it in every training job."
 
 
@@ -58,6 +58,7 @@ class SageMakerClusterResolver(ClusterResolver):
 
         Raises:
             ClusterPlatformError: If this is no SageMaker job.
+            PlatformReplyError: If what it says cannot be right.
         """
         return ClusterSpec({"worker": task_addresses(_hosts(), self._port)})
 
@@ -83,16 +84,17 @@ def is_present() -> bool:
 def _hosts() -> list[str]:
     text = environment.required(_HOSTS, _ADVICE)
     try:
-        hosts = json.loads(text)
-    except json.JSONDecodeError:
+        hosts = bounded_json.parse(text)
+    except bounded_json.JsonError:
         hosts = None
     if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
-        raise ClusterPlatformError(
-            f"the environment variable {_HOSTS} is {text!r}; expected a JSON list of host names."
+        raise PlatformReplyError(
+            f"the environment variable {_HOSTS} is {text[:_MAX_SHOWN]!r}; expected a JSON list of "
+            "host names."
         )
     own = environment.required(_OWN_HOST, _ADVICE)
     if own not in hosts:
-        raise ClusterPlatformError(
-            f"this host, {_OWN_HOST}={own!r}, is not among {_HOSTS}={text!r}."
+        raise PlatformReplyError(
+            f"this host, {_OWN_HOST}={own!r}, is not among {_HOSTS}={text[:_MAX_SHOWN]!r}."
         )
     return sorted(hosts)

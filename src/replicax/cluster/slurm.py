@@ -11,12 +11,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from replicax.backend import compat
-from replicax.cluster import environment, hostlist
+from replicax.cluster import bounds, environment, hostlist
 from replicax.cluster.addresses import task_addresses
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
 from replicax.core.errors import ClusterError, ClusterPlatformError
+from replicax.jax_internals.processes import DetectedProcess, has_started, slurm_process
 
 _ADVICE = "Start the program with srun, inside sbatch or salloc."
 _STEP_VARIABLES = (
@@ -145,7 +145,7 @@ class SlurmClusterResolver(ClusterResolver):
 
     def _set_visible_gpus(self) -> None:
         share = self._gpus_per_task
-        if share == 0 or compat.has_started():
+        if share == 0 or has_started():
             return
         visible = _visible_gpus()
         ids = [str(i) for i in range(_num_gpu_files())] if visible is None else visible
@@ -188,7 +188,7 @@ def task_hosts(num_tasks: int) -> list[str] | None:
     return found
 
 
-def _process() -> compat.DetectedProcess:
+def _process() -> DetectedProcess:
     missing = environment.missing(*_STEP_VARIABLES)
     if missing:
         raise ClusterPlatformError(
@@ -196,7 +196,7 @@ def _process() -> compat.DetectedProcess:
         )
     for name in _NUMBERS:
         environment.whole_number(name, _ADVICE)
-    process = compat.slurm_process()
+    process = slurm_process()
     if process is None:
         raise ClusterPlatformError(f"JAX does not see a Slurm job step here. {_ADVICE}")
     return process
@@ -221,10 +221,8 @@ def _task_hosts(tasks_per_host: Mapping[str, int]) -> list[str]:
 def _gpus_per_task(per_node: int | None, per_task: int | None, max_tasks: int) -> int:
     visible = _visible_gpus()
     if per_node is None:
-        counted = os.environ.get("SLURM_GPUS_ON_NODE", "")
-        if counted.isdigit():
-            per_node = int(counted)
-        else:
+        per_node = bounds.whole_number(os.environ.get("SLURM_GPUS_ON_NODE"))
+        if per_node is None:
             per_node = _num_gpu_files() if visible is None else len(visible)
     if per_task is None:
         is_own_share = visible is not None and len(visible) < per_node

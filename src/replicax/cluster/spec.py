@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
+from replicax.cluster import bounds
 from replicax.core.errors import ClusterError
 
 Tasks: TypeAlias = "list[str] | tuple[str, ...] | Mapping[int, str]"
@@ -180,10 +181,13 @@ def _tasks(job: str, tasks: object) -> Iterator[tuple[int, str]]:
 
 def _task_id(job: str, index: object) -> int:
     # JSON has string keys only, so a dict that went through it has the ids as strings.
-    if isinstance(index, str) and index.isascii() and index.isdigit():
-        return int(index)
-    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+    number = bounds.whole_number(index) if isinstance(index, str) else index
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
         raise ClusterError(
-            f"a task of job {job!r} has the id {index!r}; expected 0 or a higher whole number."
+            f"a task of job {job!r} has the id {index!r:.60}; expected 0 or a higher whole number."
         )
-    return index
+    if number >= bounds.MAX_TASKS:
+        raise ClusterError(
+            f"a task of job {job!r} has the id {number}; ids are below {bounds.MAX_TASKS}."
+        )
+    return number

@@ -11,15 +11,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from replicax.cluster import roles
+from replicax.cluster import bounds, roles
 from replicax.cluster.spec import ClusterSpec
+from replicax.core import bounded_json
+from replicax.core.bounded_json import shown
 from replicax.core.errors import ClusterError
 
 EXAMPLE = (
     '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 )
-
-_MAX_SHOWN = 60
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,28 +96,15 @@ def _load(text: str) -> dict[str, Any]:
     if not text.strip():
         raise _error("is empty", "Unset it for a single process, or write it like")
     try:
-        config = json.loads(text, object_pairs_hook=_object)
-    except json.JSONDecodeError as error:
-        near = text[max(0, error.pos - 10) : error.pos + 20]
-        quotes = " JSON has double quotes only." if "'" in text and '"' not in text else ""
-        raise _error(
-            f"is not JSON: {error.msg} at character {error.pos}, near {near!r}.{quotes}", "Write"
-        ) from error
-    except RecursionError as error:
-        raise _error("is not JSON that can be read: it is nested too deeply", "Write") from error
+        config = bounded_json.parse(text)
+    except bounded_json.RepeatedNameError as error:
+        raise _error(str(error), "Merge the two, as in") from error
+    except bounded_json.JsonError as error:
+        quotes = ". JSON has double quotes only." if "'" in text and '"' not in text else ""
+        raise _error(f"{error}{quotes}", "Write") from error
     if not isinstance(config, dict):
-        raise _error(f"is {_shown(config)}, not a JSON object", "Write")
+        raise _error(f"is {shown(config)}, not a JSON object", "Write")
     return config
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; two entries of one name would hide the first."""
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _error(f"has {twice!r} twice in one object", "Merge the two, as in")
-    return result
 
 
 def _cluster(config: Mapping[str, Any]) -> ClusterSpec:
@@ -125,7 +112,7 @@ def _cluster(config: Mapping[str, Any]) -> ClusterSpec:
         raise _error(f'has no "cluster", only {_keys(config)}', "List the addresses of all tasks:")
     described = config["cluster"]
     if not isinstance(described, dict):
-        raise _error(f'has "cluster": {_shown(described)}, not an object', "Write")
+        raise _error(f'has "cluster": {shown(described)}, not an object', "Write")
     if not described:
         raise _error('has an empty "cluster"', "Unset it for a single process, or write")
     try:
@@ -143,10 +130,10 @@ def _task(
     if task is None and (task_type is None or task_id is None):
         raise _error('has no "task": which one of the cluster is this process?', "Add it, as in")
     if task is not None and not isinstance(task, dict):
-        raise _error(f'has "task": {_shown(task)}, not an object', "Write")
+        raise _error(f'has "task": {shown(task)}, not an object', "Write")
     found_type = _entry(task, "type") if task_type is None else task_type
     if not isinstance(found_type, str):
-        raise _error(f'has the task "type": {_shown(found_type)}, not a string', "Write")
+        raise _error(f'has the task "type": {shown(found_type)}, not a string', "Write")
     found_id = _index(_entry(task, "index") if task_id is None else task_id)
     roles.check_task(cluster, found_type, found_id, "TF_CONFIG")
     return found_type, found_id
@@ -159,10 +146,11 @@ def _entry(task: Mapping[str, Any] | None, name: str) -> Any:
 
 
 def _index(index: object) -> int:
-    if isinstance(index, str) and index.isascii() and index.isdigit():
-        return int(index)  # as shell scripts write it
+    written = bounds.whole_number(index)  # as shell scripts write it
+    if written is not None:
+        return written
     if isinstance(index, bool) or not isinstance(index, int):
-        raise _error(f'has the task "index": {_shown(index)}, not a whole number', "Write")
+        raise _error(f'has the task "index": {shown(index)}, not a whole number', "Write")
     return index
 
 
@@ -170,7 +158,7 @@ def _optional_string(config: Mapping[str, Any], name: str) -> str | None:
     value = config.get(name)
     if value is not None and not isinstance(value, str):
         raise ClusterError(
-            f'TF_CONFIG has "{name}": {_shown(value)}, not a string. Leave it out, or write a '
+            f'TF_CONFIG has "{name}": {shown(value)}, not a string. Leave it out, or write a '
             "string."
         )
     return value
@@ -183,8 +171,3 @@ def _error(problem: str, advice: str) -> ClusterError:
 
 def _keys(config: Mapping[str, Any]) -> str:
     return ", ".join(f'"{name}"' for name in config) or "nothing"
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

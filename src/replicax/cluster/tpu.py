@@ -14,14 +14,18 @@ from typing import Any
 
 import jax
 
-from replicax.backend import compat, devices
-from replicax.cluster import google_metadata, json_api
+from replicax.backend import devices
+from replicax.cluster import bounds, environment, google_metadata, json_api
 from replicax.cluster.addresses import task_addresses
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
-from replicax.core.errors import ClusterPlatformError
+from replicax.core.errors import ClusterPlatformError, PlatformReplyError
 from replicax.core.notices import notify_once
 from replicax.core.typing import Device
+from replicax.jax_internals.processes import gke_tpu_hosts, is_tpu_host
+
+_GKE_PLACE = "TPU_WORKER_ID"
+_MAX_SHOWN = 200
 
 PORT = 8482  # where JAX's own TPU detection puts the coordinator
 
@@ -122,6 +126,7 @@ class TPUClusterResolver(ClusterResolver):
 
         Raises:
             ClusterPlatformError: If the platform does not tell the hosts.
+            PlatformReplyError: If what it says cannot be right.
         """
         hosts, _ = _slice()
         if len(hosts) < 2:
@@ -201,7 +206,7 @@ def is_present() -> bool:
         >>> is_present()
         False
     """
-    return compat.is_tpu_host() or bool(devices.list_physical_devices("TPU"))
+    return is_tpu_host() or bool(devices.list_physical_devices("TPU"))
 
 
 def is_slice_present() -> bool:
@@ -211,12 +216,12 @@ def is_slice_present() -> bool:
         >>> is_slice_present()
         False
     """
-    return compat.is_tpu_host() and len(_slice()[0]) > 1
+    return is_tpu_host() and len(_slice()[0]) > 1
 
 
 def _slice() -> tuple[list[str], int]:
     """The hosts of this machine's slice and its place among them; itself if it has none."""
-    if not compat.is_tpu_host():
+    if not is_tpu_host():
         return ["localhost"], 0
     if os.environ.get("MEGASCALE_NUM_SLICES", "1") not in ("", "1"):
         raise ClusterPlatformError(
@@ -224,9 +229,20 @@ def _slice() -> tuple[list[str], int]:
             "no host knows the others' addresses. List them in TF_CONFIG, or in a "
             "SimpleClusterResolver."
         )
-    found = compat.gke_tpu_hosts() or _metadata_slice()
+    found = _gke_slice() or _metadata_slice()
     hosts = [host.partition(":")[0] for host in found[0]]
+    if found[1] >= len(hosts):
+        raise PlatformReplyError(
+            f"this is host {found[1]} of the TPU slice, which has {len(hosts)}: "
+            f"{','.join(hosts)[:_MAX_SHOWN]!r}."
+        )
     return hosts, found[1]
+
+
+def _gke_slice() -> tuple[list[str], int] | None:
+    if _GKE_PLACE in os.environ:  # JAX makes a number of it
+        environment.whole_number(_GKE_PLACE, "GKE sets it on the hosts of a TPU slice.")
+    return gke_tpu_hosts()
 
 
 def _metadata_slice() -> tuple[list[str], int]:
@@ -240,7 +256,13 @@ def _metadata_slice() -> tuple[list[str], int]:
             raise
         return ["localhost"], 0  # the machine is not part of a slice
     # Either host names, or triples of name, id and address.
-    return [endpoint.rpartition(":")[2] for endpoint in endpoints], int(place)
+    number = bounds.whole_number(place.strip())
+    if number is None:
+        raise PlatformReplyError(
+            f"the metadata server says agent-worker-number is {place[:_MAX_SHOWN]!r}; expected a "
+            "whole number."
+        )
+    return [endpoint.rpartition(":")[2] for endpoint in endpoints], number
 
 
 def _tell_that_there_is_none(tpu: str | None) -> None:

@@ -7,6 +7,7 @@ import socket
 import time
 from typing import Any
 
+from replicax.core import bounded_json
 from replicax.core.errors import ClusterPlatformError
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -22,6 +23,7 @@ class Connection:
     Args:
         sock: A connected socket, which is owned from now on.
         peer: What messages call the other end.
+        max_bytes: The longest message that is read from it.
 
     Example:
         >>> ours, theirs = socket.socketpair()
@@ -34,8 +36,11 @@ class Connection:
         >>> one.close(); other.close()
     """
 
-    def __init__(self, sock: socket.socket, peer: str) -> None:
+    def __init__(
+        self, sock: socket.socket, peer: str, *, max_bytes: int = MAX_MESSAGE_BYTES
+    ) -> None:
         self.peer = peer
+        self._max_bytes = max_bytes
         self._socket = sock
         self._rest = b""
         if sock.family != socket.AF_UNIX:
@@ -66,8 +71,8 @@ class Connection:
         """
         deadline = time.monotonic() + seconds
         while b"\n" not in self._rest:
-            if len(self._rest) > MAX_MESSAGE_BYTES:
-                raise self._lost(f"it sent a message of more than {MAX_MESSAGE_BYTES} bytes")
+            if len(self._rest) > self._max_bytes:
+                raise self._lost(f"it sent a message of more than {self._max_bytes} bytes")
             left = max(deadline - time.monotonic(), 0.0)
             try:
                 self._socket.settimeout(left)  # 0.0 does not wait
@@ -81,9 +86,9 @@ class Connection:
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
         try:
-            message = json.loads(line)
-        except ValueError as error:
-            raise self._lost(f"it sent {line[:40]!r}, which is no JSON") from error
+            message = bounded_json.parse(line, max_bytes=self._max_bytes)
+        except bounded_json.JsonError as error:
+            raise self._lost(f"it sent {line[:40]!r}, which {error}") from error
         if not isinstance(message, dict):
             raise self._lost(f"it sent {line[:40]!r}, which is no JSON object")
         return message

@@ -13,13 +13,16 @@ type that a user would catch anyway. Some are defined where they are raised::
     ├── UnknownDeviceError (ValueError)      a device that does not exist, or exists twice
     ├── ClusterError (ValueError)            a cluster, task or address that cannot be right
     ├── ClusterPlatformError (RuntimeError)  the platform does not tell who is in the cluster
-    │   └── PlatformApiError                 its HTTP API answers with an error
+    │   ├── PlatformApiError                 its HTTP API answers with an error
+    │   └── PlatformReplyError (ClusterError)  what it says cannot be right
     ├── WorkerLostError (RuntimeError)       another worker has gone, or did not come in time
     ├── WorkersDifferError (RuntimeError)    the workers do not run the same program
+    ├── HostCallbackError (RuntimeError)     a host callback of a step raised
     ├── VariableError (ValueError)           creation or assignment that cannot be right
     ├── InPlaceOperatorError (RuntimeError)  ``v += x``, which does not assign the variable
     ├── DistributedValueError (ValueError)   a per-replica value in the wrong place
     ├── PerReplicaUseError (TypeError)       a per-replica value used as if it were one array
+    ├── ForeignStateError (TypeError)        a step with state that another library changes in place
     ├── ReductionError (ValueError)          an unknown reduction, or shapes that do not fit it
     ├── BatchError (ValueError)              a batch that cannot be divided or placed
     ├── OneShotError (ValueError)            a source that serves one pass was asked for another
@@ -31,6 +34,7 @@ type that a user would catch anyway. Some are defined where they are raised::
     ├── TraceError (ValueError)              a program that would drift, hang or never settle
     │   ├── DivergentCollectiveError         a collective that only some replicas would reach
     │   ├── RematWriteError                  a write inside jax.checkpoint, which would happen twice
+    │   ├── UnknownCollectiveError           an operation on the replicas of which nothing is known
     │   ├── StalePredicateError              a while loop that would not see a write of its body
     │   └── LockstepError                    kinds of replicas that do not make the same collectives
     ├── SignatureError (ValueError)          arguments that do not match an ``input_signature``
@@ -39,11 +43,16 @@ type that a user would catch anyway. Some are defined where they are raised::
     ├── CheckpointMismatchError (ValueError)  saved values that do not fit the objects they are for
     ├── DamagedCheckpointError (ValueError)  a checkpoint that is incomplete or was changed
     ├── CheckpointNotFoundError (FileNotFoundError)  a path without a checkpoint
+    ├── CheckpointWriteError (OSError)       a checkpoint that could not be written
     ├── CheckpointObjectError (TypeError)    an object that a checkpoint cannot save
     ├── OtherWorkerError (RuntimeError)      another worker could not save or restore
+    ├── JsonError (ValueError)               text from outside that is no JSON, or beyond the bounds
+    │   └── RepeatedNameError                an object with two entries of one name
     ├── UnmatchedValuesError (AssertionError)  saved values, or objects, that are left over
     └── CheckError (AssertionError)          a check of ``replicax.testing`` found a difference
 """
+
+_MOST_CHARACTERS = 3000
 
 
 class ReplicaxError(Exception):
@@ -81,9 +90,26 @@ class UnknownDeviceError(ReplicaxError, ValueError):
 class ClusterError(ReplicaxError, ValueError):
     """A description of a cluster, a task in it or an address that cannot be right."""
 
+    def __init__(self, message: str) -> None:
+        """An error whose message is cut if the description is long."""
+        super().__init__(_cut(message))
+
 
 class ClusterPlatformError(ReplicaxError, RuntimeError):
     """The platform that should know the cluster is not there, or does not answer."""
+
+    def __init__(self, message: str) -> None:
+        """An error whose message is cut if what the platform said is long."""
+        super().__init__(_cut(message))
+
+
+def _cut(message: str) -> str:
+    half = _MOST_CHARACTERS // 2
+    return message if len(message) <= 2 * half else f"{message[:half]} ... {message[-half:]}"
+
+
+class PlatformReplyError(ClusterPlatformError, ClusterError):
+    """The platform tells who is in the cluster, but what it says cannot be right."""
 
 
 class WorkerLostError(ReplicaxError, RuntimeError):
@@ -103,6 +129,10 @@ class WorkersDifferError(ReplicaxError, RuntimeError):
     """The workers do not do the same, so that an operation of all of them would hang or drift."""
 
 
+class HostCallbackError(ReplicaxError, RuntimeError):
+    """A host callback raised inside a program over several devices."""
+
+
 class VariableError(ReplicaxError, ValueError):
     """A variable cannot be created or assigned like this."""
 
@@ -117,6 +147,10 @@ class DistributedValueError(ReplicaxError, ValueError):
 
 class PerReplicaUseError(ReplicaxError, TypeError):
     """A per-replica value was used as if it were a single array."""
+
+
+class ForeignStateError(ReplicaxError, TypeError):
+    """A step was given an object that another library changes in place."""
 
 
 class ReductionError(ReplicaxError, ValueError):

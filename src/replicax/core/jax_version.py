@@ -1,8 +1,9 @@
-"""Refuses a version of JAX that Replicax was not tested with, when it is imported.
+"""Refuses a version of JAX that is too old, when Replicax is imported.
 
-`backend.compat` uses private names of JAX, which move between versions. With another one
-the first import would end in an AttributeError that says nothing of the reason. The package
-imports this module before all others.
+`jax_internals` uses private names of JAX, which move between versions. With an older one the first
+import would end in an AttributeError that says nothing of the reason. The package imports this
+module before all others. A newer one is not refused: if it lacks a name that Replicax cannot do
+without, the error names it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import jax
 
 LOWEST = (0, 10, 0)
-BELOW = (0, 11, 0)
 
 
 def check(version: tuple[int, ...]) -> None:
@@ -22,8 +22,8 @@ def check(version: tuple[int, ...]) -> None:
     Example:
         >>> check((0, 10, 1))
     """
-    if not LOWEST <= version < BELOW:
-        wanted = f"jax>={_text(LOWEST)},<{_text(BELOW)}"
+    if version < LOWEST:
+        wanted = f"jax>={_text(LOWEST)}"
         raise ImportError(
             f"this version of Replicax needs {wanted}; JAX {_text(version)} is installed. "
             f"Install another one with: pip install '{wanted}'"

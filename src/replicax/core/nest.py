@@ -22,9 +22,22 @@ class NestLeaf:
     __slots__ = ()
 
 
+_leaves: tuple[type, ...] = (NestLeaf,)
+
+
+def keep_whole(kind: type) -> None:
+    """Makes instances of another library's class leaves, as `NestLeaf` makes those of ours.
+
+    For objects that are pytrees to JAX, and that the library changes in place: taken apart and put
+    together again, they would be copies.
+    """
+    global _leaves
+    _leaves = (*_leaves, kind)
+
+
 def is_leaf(node: object) -> bool:
     """Whether `node` must be kept whole."""
-    return isinstance(node, NestLeaf)
+    return isinstance(node, _leaves)
 
 
 def flatten(tree: Nest) -> tuple[list[Any], Structure]:

@@ -17,8 +17,8 @@ import jax
 
 _shown: set[object] = set()
 _lock = threading.Lock()
-_JAX_DIR = os.path.dirname(os.path.abspath(jax.__file__))
-_PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+JAX_DIR = os.path.dirname(os.path.abspath(jax.__file__))
+PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class ReplicaxWarning(UserWarning):
@@ -59,7 +59,7 @@ def line_of(error: BaseException) -> str:
     line = "an unknown line"
     for frame, number in traceback.walk_tb(error.__traceback__):
         path = frame.f_code.co_filename
-        if not path.startswith((_PACKAGE_DIR, _JAX_DIR)) and "contextlib" not in path:
+        if not path.startswith((PACKAGE_DIR, JAX_DIR)) and "contextlib" not in path:
             line = f"{path}:{number}"
     return line
 
@@ -78,6 +78,6 @@ def user_line() -> tuple[str, int]:
 
 def _user_frame() -> types.FrameType:
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE_DIR):
         frame = frame.f_back
     return frame

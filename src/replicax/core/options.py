@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 from replicax.core.enums import InputReplicationMode
 
+_MAX_SECONDS = 1e8  # the runtime counts them in 32 bits
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunOptions:
@@ -90,9 +92,10 @@ class CommunicationOptions:
             raise ValueError(f"bytes_per_pack is {self.bytes_per_pack!r}; expected an int.")
         if self.bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack is {self.bytes_per_pack}; expected 0 or more.")
-        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+        if self.timeout_seconds is not None and not 0 < self.timeout_seconds <= _MAX_SECONDS:
             raise ValueError(
-                f"timeout_seconds is {self.timeout_seconds}; expected more than 0, or None."
+                f"timeout_seconds is {self.timeout_seconds}; expected more than 0 and at most "
+                f"{_MAX_SECONDS:g}, or None."
             )
         if not isinstance(self.implementation, CommunicationImplementation):
             names = [f"CommunicationImplementation.{m.name}" for m in CommunicationImplementation]

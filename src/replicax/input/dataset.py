@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from replicax.backend.mesh import ReplicaMesh
 from replicax.core.errors import BatchError, OneShotError
 from replicax.core.options import InputOptions
-from replicax.core.protocols import HostIterable
+from replicax.engine.protocols import HostIterable
 from replicax.input import steps
 from replicax.input.at_exit import close_at_exit
 from replicax.input.element_spec import dtypes_of, shapes_of
@@ -18,7 +18,7 @@ from replicax.input.iterator import DistributedIterator, require_host_code
 from replicax.input.placing import Placer
 from replicax.input.prefetch import Preparing, prepared
 from replicax.input.source import INFINITE, UNKNOWN
-from replicax.input.steps import HostStep, Reading, StepType
+from replicax.input.steps import HostStep, StepReader, StepType
 from replicax.input.topology import InputTopology
 
 _TRANSFORMATIONS = (
@@ -76,7 +76,7 @@ class DistributedDataset(HostIterable, Iterable[Any]):
     """
 
     def __init__(
-        self, reading: Reading, mesh: ReplicaMesh, topology: InputTopology, options: InputOptions
+        self, reading: StepReader, mesh: ReplicaMesh, topology: InputTopology, options: InputOptions
     ) -> None:
         """Prepares to hand out what `reading` reads to the replicas on `mesh`."""
         self._reading = reading

@@ -18,7 +18,7 @@ from replicax.input import splitting, steps
 from replicax.input.context import InputContext
 from replicax.input.element_spec import handed_out, merged_spec, type_of_spec
 from replicax.input.source import INFINITE, UNKNOWN, Source
-from replicax.input.steps import HostStep, Reading, Share, StepType
+from replicax.input.steps import HostStep, Share, StepReader, StepType
 from replicax.input.topology import InputTopology
 
 _serials = itertools.count()
@@ -34,7 +34,7 @@ def input_contexts(topology: InputTopology, *, per_replica: bool) -> list[InputC
     return [InputContext(count, replica, count) for replica in topology.local_replicas]
 
 
-class PerReplicaBatches(Reading):
+class PerReplicaBatches(StepReader):
     """The steps that one worker makes of pipelines of per-replica batches.
 
     A replica whose pipeline has ended while others have data takes an empty batch.

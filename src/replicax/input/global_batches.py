@@ -16,11 +16,11 @@ from replicax.input.element_spec import handed_out, merged_spec, replicated_spec
 from replicax.input.sharding import Reads, ShardPlan
 from replicax.input.source import UNKNOWN, Batch, BatchPart, IndexedSource
 from replicax.input.splitting import BatchSplit
-from replicax.input.steps import HostStep, Reading, Share, StepType
+from replicax.input.steps import HostStep, Share, StepReader, StepType
 from replicax.input.topology import InputTopology
 
 
-class GlobalBatches(Reading):
+class GlobalBatches(StepReader):
     """The steps that one worker makes of a pipeline of global batches.
 
     Every batch is one step of all replicas of all workers, so that the sequence of

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from replicax.context import stack
 from replicax.core.errors import ContextError, InputStateError, OutOfRangeError
-from replicax.core.protocols import HostIterable
-from replicax.execution.host_loop import enter_host_code
+from replicax.engine.contexts import stack
+from replicax.engine.protocols import HostIterable
+from replicax.engine.trace.host_loop import enter_host_code
 from replicax.input import agreement
 from replicax.input.prefetch import Preparing
-from replicax.input.steps import Reading
+from replicax.input.steps import StepReader
 from replicax.input.topology import InputTopology
 
 STATE_VERSION = 1
@@ -20,7 +20,7 @@ STATE_VERSION = 1
 class Passes(Protocol):
     """What an iterator needs of its dataset."""
 
-    _reading: Reading
+    _reading: StepReader
     _topology: InputTopology
 
     @property

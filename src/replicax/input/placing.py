@@ -13,12 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.backend import compat, host_memory
+from replicax.backend import host_memory
 from replicax.backend.mesh import ReplicaMesh
 from replicax.core import nest
 from replicax.input import splitting
 from replicax.input.splitting import BatchSplit
 from replicax.input.steps import HostStep, Shape, Share, divided
+from replicax.jax_internals.arrays import parts_placer, uncommitted_first
+from replicax.jax_internals.traces import concretely
 from replicax.values.distributed import PerReplica
 
 _MAX_LAYOUTS = 64
@@ -42,7 +44,7 @@ class Placer:
 
     def __call__(self, step: HostStep) -> Any:
         """The nest of values that the step is handed out as."""
-        with compat.concretely():
+        with concretely():
             return nest.unflatten(step.structure, [self._value(share) for share in step.shares])
 
     def _value(self, share: Share) -> Any:
@@ -109,9 +111,9 @@ class _Layout:
     def _first_bare(self, host: np.ndarray) -> jax.Array:
         """An ordinary array on the device of the one replica."""
         placed = jax.make_array_from_callback(host.shape, self._mesh.replicated, lambda _: host)
-        array = compat.uncommitted_first(placed)(placed)
+        array = uncommitted_first(placed)(placed)
         self._parts = [...]
-        self._place = compat.parts_placer(array)
+        self._place = parts_placer(array)
         return array
 
     def _first_packed(self, host: np.ndarray) -> jax.Array:
@@ -127,7 +129,7 @@ class _Layout:
         array = jax.make_array_from_callback(shape, sharding, lambda index: host[part_of(index)])
         indices = sharding.addressable_devices_indices_map(shape).values()
         self._parts = [part_of(index) for index in indices]
-        self._place = compat.parts_placer(array)
+        self._place = parts_placer(array)
         return array
 
 

@@ -16,10 +16,10 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from replicax.backend import compat
 from replicax.input import steps
 from replicax.input.at_exit import close_at_exit
 from replicax.input.steps import HostStep
+from replicax.jax_internals.traces import capture_thread_state
 
 THREAD_NAME = "replicax-read-ahead"
 
@@ -56,7 +56,7 @@ def prepared(items: Iterator[HostStep], place: Place, *, buffer_size: int) -> Pr
             many, 1 at most one and only if the source turns out to be slow.
     """
     if buffer_size > 1:
-        return ReadAhead(items, place, buffer_size)
+        return Prefetching(items, place, buffer_size)
     return InTurn(items, place, may_change=buffer_size == 1)
 
 
@@ -76,7 +76,7 @@ class InTurn(Preparing):
         self._items = items
         self._place = place
         self._seconds: list[float] | None = [] if may_change else None
-        self._ahead: ReadAhead | None = None
+        self._ahead: Prefetching | None = None
         close_at_exit(self)
 
     def __next__(self) -> Any:
@@ -89,7 +89,7 @@ class InTurn(Preparing):
         self._seconds.append(time.perf_counter() - begin)
         if len(self._seconds) > NUM_MEASURED:  # the first one also opened the source
             if is_worth_a_thread(self._seconds[1:]):
-                self._ahead = ReadAhead(self._items, self._place, 1)
+                self._ahead = Prefetching(self._items, self._place, 1)
             self._seconds = None
         return self._place(step)
 
@@ -151,7 +151,7 @@ class _Shared:
         return taken
 
 
-class ReadAhead(Preparing):
+class Prefetching(Preparing):
     """Reads and places in a thread, never more than `depth` values ahead."""
 
     def __init__(self, items: Iterator[HostStep], place: Place, depth: int) -> None:
@@ -186,7 +186,7 @@ class _Reader(threading.Thread):
         super().__init__(name=THREAD_NAME, daemon=True)
         self._work = (items, place)
         self._shared = shared
-        self._surroundings = compat.capture_thread_state()
+        self._surroundings = capture_thread_state()
 
     def run(self) -> None:
         items, place = self._work

@@ -1,6 +1,6 @@
 """What the replicas of one worker take in one step, while it is still on the host.
 
-A `Reading` turns pipelines into such steps and is where the two ways of
+A `StepReader` turns pipelines into such steps and is where the two ways of
 distributing differ: `input.global_batches` divides one pipeline of global
 batches, `input.from_function` has pipelines of per-replica batches. What comes
 after, placing and handing out, is the same for both.
@@ -126,7 +126,7 @@ class StepType:
         )
 
 
-class Reading(abc.ABC):
+class StepReader(abc.ABC):
     """Which examples the replicas of this worker take, step by step.
 
     Attributes:

@@ -15,7 +15,9 @@ from typing import Protocol
 class Coordination(Protocol):
     """A service for the workers of one attempt after the other.
 
-    It runs on node 0 only, and there one service serves the workers of all nodes.
+    It runs on node 0 only, and there one service serves the workers of all nodes. It may have a
+    third method, ``trouble()``, which is called several times a second while workers run: what is
+    wrong with the service, or an empty string. With trouble, the attempt has failed.
 
     Example:
         >>> class Announced:

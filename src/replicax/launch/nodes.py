@@ -1,7 +1,6 @@
 """What the launchers of several machines have to agree on, and how one alone answers.
 
-`rendezvous` has the two that talk to each other: the launcher of node 0, which decides, and
-the others, which follow.
+`leader` has the launcher of node 0, which decides, and `follower` the others, which follow.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ this package to read them.
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -56,8 +57,11 @@ class Job:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value!r}.")
-        if not self.grace_seconds >= 0:
-            raise ValueError(f"grace_seconds must be 0 or more, got {self.grace_seconds!r}.")
+        if not 0 <= self.grace_seconds < math.inf:
+            raise ValueError(
+                f"grace_seconds must be 0 or more, got {self.grace_seconds!r}; expected a finite "
+                "number."
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -71,10 +71,12 @@ def check_addresses(
         ('127.0.0.1',)
     """
     hosts = {host for task in tasks if (host := _host_of(task)) is not None}
+    listed = [task.address for task in tasks]
     checks = [
         _Check(
             task,
-            is_own=(task.task_type, task.task_id) == own,
+            # Of its own address: at which of its interfaces this machine would listen.
+            cluster=listed if (task.task_type, task.task_id) == own else (),
             is_among_several=len(hosts) > 1,
             connect=connect,
             seconds=seconds,
@@ -90,17 +92,23 @@ def _host_of(task: Task) -> str | None:
         host = parse_address(task.address).host.lower()
     except ClusterError:
         return None
-    return "localhost" if host in ("127.0.0.1", "::1") else host
+    return "localhost" if host == "::1" or host.startswith("127.") else host
 
 
 class _Check:
     """One address, looked at in a thread: asking for a name cannot be bounded otherwise."""
 
     def __init__(
-        self, task: Task, *, is_own: bool, is_among_several: bool, connect: bool, seconds: float
+        self,
+        task: Task,
+        *,
+        cluster: Sequence[str],
+        is_among_several: bool,
+        connect: bool,
+        seconds: float,
     ) -> None:
         self._task = task
-        self._is_own = is_own
+        self._cluster = cluster
         self._is_among_several = is_among_several
         self._connect = connect
         self._seconds = seconds
@@ -140,9 +148,14 @@ class _Check:
             )
         if not self._connect:
             return self._report(resolved)
-        probe = _probe_own if self._is_own else _probe_other
-        state, problem = probe(Address(resolved[0], address.port), self._seconds)
-        return self._report(resolved, state, problem)
+        if not self._cluster:
+            state, problem = _probe_other(Address(resolved[0], address.port), self._seconds)
+            return self._report(resolved, state, problem)
+        try:
+            ip = addresses.own_ip(self._cluster, self._cluster.index(self._task.address))
+        except ClusterError as error:
+            return self._report(resolved, problem=str(error))
+        return self._report(resolved, *_probe_own(Address(ip, address.port)))
 
     def _report(
         self, resolved: tuple[str, ...] = (), state: str = "", problem: str = ""
@@ -151,7 +164,7 @@ class _Check:
         return AddressReport(name, self._task.address, resolved, state, problem)
 
 
-def _probe_own(address: Address, seconds: float) -> tuple[str, str]:
+def _probe_own(address: Address) -> tuple[str, str]:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family) as listener:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from replicax.launch.outcome import Ending, Outcome
 
@@ -20,7 +21,7 @@ class RestartLimits:
         max_backoff_seconds: The longest pause.
 
     Raises:
-        ValueError: If a number is negative.
+        ValueError: If a number is negative or not finite.
 
     Example:
         >>> limits = RestartLimits(max_restarts=9, backoff_seconds=1.0, max_backoff_seconds=5.0)
@@ -36,8 +37,10 @@ class RestartLimits:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if not value >= 0:  # also refuses NaN
-                raise ValueError(f"{field.name} must be 0 or more, got {value!r}.")
+            if not 0 <= value < math.inf:  # also refuses NaN
+                raise ValueError(
+                    f"{field.name} must be 0 or more, got {value!r}; expected a finite number."
+                )
 
     def pause(self, num_failures: int) -> float:
         """Seconds to wait after so many failures; without one, as after the first."""

@@ -155,6 +155,7 @@ class Run:
                 nodes=self._nodes,
                 interruption=self._interruption,
                 grace_seconds=self._job.grace_seconds,
+                trouble=getattr(self._coordination, "trouble", str),  # it may have none
             ).run()
         return outcome, {worker_id: log.last_lines for worker_id, log in logs.items()}
 

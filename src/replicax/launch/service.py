@@ -17,10 +17,13 @@ from replicax.backend.joining import COORDINATION_VARIABLE
 from replicax.cluster import addresses as host_addresses
 from replicax.cluster.addresses import Address
 from replicax.core.errors import ClusterPlatformError
+from replicax.launch import exit_codes
 
 READY = b"ready\n"
 _MODULE = "replicax.launch.service_process"
 _START_SECONDS = 60.0
+_SILENT_SECONDS = 7.0
+_ASKED_SECONDS = 1.0
 _MAX_TRIES = 3  # another process may take a free port before the service does
 
 
@@ -38,6 +41,8 @@ class CoordinationService:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._address = ""
+        self._heard_at = self._asked_at = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -60,6 +65,8 @@ class CoordinationService:
             port = host_addresses.free_port(ip)
             trouble = self._try(Address(ip, port), len(addresses))
             if not trouble:
+                self._address = str(Address(host, port))
+                self._heard_at = self._asked_at = time.monotonic()
                 return {COORDINATION_VARIABLE: str(Address(host, port))}
         raise ClusterPlatformError(
             f"the coordination service for the workers does not start at {ip}: {trouble}"
@@ -88,6 +95,32 @@ class CoordinationService:
                 return said.decode(errors="replace").strip()[-2000:] or "it ended at once."
             said += data
         return ""
+
+    def trouble(self) -> str:
+        """Why the workers cannot go on with the service; empty while they can.
+
+        To be called again and again: silence counts while somebody listens.
+        """
+        if self._process is None:
+            return ""
+        name = f"the coordination service at {self._address} (process {self._process.pid})"
+        code = self._process.poll()
+        if code is not None:
+            return f"{name} has ended: {exit_codes.describe(code)}."
+        now = time.monotonic()
+        assert self._process.stdout is not None
+        is_heard = bool(select.select([self._process.stdout], [], [], 0.0)[0])
+        if is_heard:
+            self._process.stdout.read(65536)
+        if is_heard or now - self._asked_at > _ASKED_SECONDS:  # this process was stopped as well
+            self._heard_at = now
+        self._asked_at = now
+        if now - self._heard_at <= _SILENT_SECONDS:
+            return ""
+        return (
+            f"{name} does not answer for {_SILENT_SECONDS:g} s: it is stopped, or the machine is "
+            "too busy. Without it the workers cannot tell who is alive."
+        )
 
     def stop(self) -> None:
         """Kills the service, in whatever state the workers have left it."""

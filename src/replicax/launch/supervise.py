@@ -11,7 +11,7 @@ from __future__ import annotations
 import selectors
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from replicax.launch import exit_codes
 from replicax.launch.interruption import Interruption
@@ -34,6 +34,7 @@ class Supervisor:
         nodes: The launchers of other machines.
         interruption: What asks the launcher to end.
         grace_seconds: How long workers that were asked to leave may take.
+        trouble: What is wrong with a service that the workers need; empty if nothing is.
 
     Example:
         >>> from replicax.launch.guard import Guard
@@ -60,12 +61,15 @@ class Supervisor:
         nodes: Nodes,
         interruption: Interruption,
         grace_seconds: float,
+        trouble: Callable[[], str] = str,
     ) -> None:
         self._running = {worker.worker_id: worker for worker in workers}
         self._logs = logs
         self._nodes = nodes
         self._interruption = interruption
         self._grace_seconds = grace_seconds
+        self._trouble = trouble
+        self._reason = ""
         self._signals_seen = 0
         self._codes: dict[int, int] = {}
         self._ending: Ending | None = None
@@ -80,6 +84,7 @@ class Supervisor:
             try:
                 while self._running:
                     self._read_output(selector)
+                    self._look_at_service()  # first: workers end because of it
                     self._look_for_ends(selector)
                     self._look_for_signals()
                     self._look_at_other_nodes()
@@ -100,6 +105,11 @@ class Supervisor:
                 self._logs[worker.worker_id].feed(data)
             elif data == b"":  # it closed its output; its end is noticed by itself
                 selector.unregister(worker)
+
+    def _look_at_service(self) -> None:
+        if self._ending is None and (trouble := self._trouble()):
+            self._reason = trouble
+            self._begin_end(Ending.FAILED)
 
     def _look_for_ends(self, selector: selectors.BaseSelector) -> None:
         ended = [(w, code) for w in self._running.values() if (code := w.poll()) is not None]
@@ -175,4 +185,4 @@ class Supervisor:
             code = exit_codes.for_shell(-(self._interruption.first or signal.SIGTERM))
         elif self._first is not None:
             code = exit_codes.for_shell(self._first.returncode)
-        return Outcome(self._ending, self._first, code)
+        return Outcome(self._ending, self._first, code, self._reason)

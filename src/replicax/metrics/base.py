@@ -125,6 +125,10 @@ class Metric(abc.ABC):
         for state in self._states:
             state.assign(np.zeros(state.shape, state.dtype))
 
+    def reset_states(self) -> None:
+        """The older name of `reset_state`."""
+        self.reset_state()
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Updates, and gives the result."""
         self.update_state(*args, **kwargs)

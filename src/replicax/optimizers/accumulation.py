@@ -20,7 +20,8 @@ from jax.core import Tracer
 from replicax.backend import collectives
 from replicax.core.enums import ReduceOp, VariableAggregation, VariableSynchronization
 from replicax.core.errors import VariableError
-from replicax.variables.partitioning import layout_like
+from replicax.strategies.base import Strategy
+from replicax.variables.creation import layout_like
 from replicax.variables.variable import Variable
 
 
@@ -54,7 +55,7 @@ class Accumulation:
 
     def prepare(
         self,
-        strategy: Any,
+        strategy: Strategy,
         devices: Any,
         gradients: Sequence[Any],
         variables: Sequence[Variable],
@@ -123,13 +124,13 @@ class Accumulation:
                 gradient = jnp.where(first, gradient, jnp.zeros_like(gradient))
             total.assign_add(jnp.asarray(gradient, total.dtype))
 
-    def add_reduced(self, strategy: Any, gradients: Sequence[Any]) -> None:
+    def add_reduced(self, strategy: Strategy, gradients: Sequence[Any]) -> None:
         """Adds reduced gradients, in cross-replica context."""
         for total, gradient in zip(self._sums, gradients, strict=True):
             value = jnp.asarray(gradient, total.dtype)
             strategy.extended.update(total, lambda t, g: t.assign_add(g), args=(value,))
 
-    def finish_step(self, strategy: Any, apply: Callable[[list[Any]], None]) -> None:
+    def finish_step(self, strategy: Strategy, apply: Callable[[list[Any]], None]) -> None:
         """Counts the step, in cross-replica context, and applies the mean if it was the last.
 
         In a trace the decision is part of the program, and the collective with it.
@@ -146,10 +147,10 @@ class Accumulation:
         elif is_last:
             update()
 
-    def _set_count(self, strategy: Any, value: Any) -> None:
+    def _set_count(self, strategy: Strategy, value: Any) -> None:
         strategy.extended.update_non_slot(self._devices, self._count.assign, args=(value,))
 
-    def _taken(self, strategy: Any) -> list[Any]:
+    def _taken(self, strategy: Strategy) -> list[Any]:
         """The mean over the steps, of all replicas; the sums start again from zero."""
         if self._is_local:
             pairs = [(total, total) for total in self._sums]

@@ -18,6 +18,7 @@ from replicax.backend import placement
 from replicax.core import nest
 from replicax.core.enums import ReduceOp
 from replicax.core.errors import DistributedValueError, VariableError
+from replicax.strategies.base import Strategy
 from replicax.values.distributed import Mirrored, PerReplica
 from replicax.values.traced import TracedPerReplica
 from replicax.values.traced_parts import TracedSplit
@@ -113,7 +114,7 @@ def is_reduced(gradient: Any) -> bool:
 
 
 def reduced(
-    strategy: Any,
+    strategy: Strategy,
     op: ReduceOp,
     gradients: Sequence[Any],
     variables: Sequence[Variable],

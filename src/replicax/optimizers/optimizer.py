@@ -9,22 +9,24 @@ through the context.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replicax.context import stack
 from replicax.core import nest
 from replicax.core.enums import ReduceOp
 from replicax.core.errors import ContextError, VariableError
-from replicax.core.extras import require_extra
+from replicax.engine.contexts import stack
+from replicax.engine.storage import exclusively
 from replicax.optimizers.accumulation import Accumulation
 from replicax.optimizers.gradients import checked_pairs, is_reduced, reduced
 from replicax.optimizers.sharded import update_on_parts, works_on_parts
 from replicax.optimizers.state import OptimizerState
-from replicax.variables.partitioning import layout_like
-from replicax.variables.storage import exclusively
+from replicax.strategies import current
+from replicax.strategies.base import Strategy
+from replicax.variables.creation import layout_like
+from replicax.variables.gradients import value_and_grad
 from replicax.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -32,12 +34,7 @@ if TYPE_CHECKING:
 
 
 def import_optax() -> Any:
-    """Optax, which is an optional dependency.
-
-    Raises:
-        ImportError: If it is not installed; says how to get it.
-    """
-    require_extra("optax", user="Optimizer", extra="optimizers")
+    """Optax, imported when the first optimizer is made: a program without one starts sooner."""
     import optax
 
     return optax
@@ -108,7 +105,7 @@ class Optimizer:
             raise TypeError(f"accumulate_steps is {accumulate_steps!r}; expected an int.")
         if accumulate_steps < 1:
             raise ValueError(f"accumulate_steps is {accumulate_steps}; expected 1 or more.")
-        self._strategy = stack.get_strategy()
+        self._strategy = current.get_strategy()
         if stack.has_strategy() and not stack.in_cross_replica_context():
             raise ContextError(
                 f"optimizer {name!r} was created inside {stack.describe()}, which would make one "
@@ -148,6 +145,35 @@ class Optimizer:
     def state(self) -> Any:
         """The state of the transformation, with a variable for each array; None before `build`."""
         return None if self._state is None else self._state.tree
+
+    @property
+    def learning_rate(self) -> Any:
+        """The variable that holds the learning rate; assign a number to change it.
+
+        The transformation must keep it in its state, as
+        ``optax.inject_hyperparams(optax.adam)(learning_rate=0.1)`` does.
+
+        Raises:
+            AttributeError: If it does not, or the state is not built yet.
+        """
+        if self._state is None:
+            raise AttributeError(
+                f"optimizer {self._name!r} has no state yet, so no learning rate in it. Call "
+                "build(variables) first."
+            )
+        found = self._state.hyperparameters("learning_rate")
+        if len(found) != 1:
+            raise AttributeError(
+                f"optimizer {self._name!r} has {len(found)} learning rates that can be changed: "
+                f"{[variable.name for variable in found]}. Make the transformation as "
+                "optax.inject_hyperparams(optax.adam)(learning_rate=0.1), with a number and not a "
+                "schedule, or use replicax.optimizers."
+            )
+        return found[0]
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.learning_rate.assign(value)
 
     @property
     def variables(self) -> list[Variable]:
@@ -211,7 +237,7 @@ class Optimizer:
         )
 
     def _check_variables(self, variables: list[Variable]) -> None:
-        own = None if self._strategy is stack.default_strategy() else self._strategy
+        own = None if self._strategy is current.DEFAULT else self._strategy
         for variable in variables:
             if variable.strategy is not own:
                 of = "outside every scope" if variable.strategy is None else "under another one"
@@ -292,8 +318,28 @@ class Optimizer:
         else:
             context.merge_call(self._merge, args=(gradients, aggregate))
 
+    def minimize(self, loss: Callable[[], Any], var_list: Any, tape: None = None) -> None:
+        """Takes the gradients of `loss` and applies them.
+
+        Args:
+            loss: A function without arguments that returns a scalar.
+            var_list: The variables, in any nest.
+            tape: None: there is no gradient tape.
+
+        Raises:
+            TypeError: If `loss` is a value, or there is a tape.
+        """
+        if not callable(loss) or tape is not None:
+            raise TypeError(
+                f"minimize of optimizer {self._name!r} got loss={loss!r}, tape={tape!r}. JAX "
+                "differentiates functions: pass one without arguments that returns the loss, and "
+                "no tape."
+            )
+        _, gradients = value_and_grad(loss, var_list)
+        self.apply_gradients([(gradients, var_list)])
+
     def _merge(
-        self, strategy: Any, gradients: list[Any], aggregate: bool, of_replicas: bool = True
+        self, strategy: Strategy, gradients: list[Any], aggregate: bool, of_replicas: bool = True
     ) -> None:
         """Reduces the gradients of all replicas and applies them, in cross-replica context."""
         assert self._state is not None
@@ -315,11 +361,11 @@ class Optimizer:
         assert self._state is not None
         state = self._state
 
-        def prepare(strategy: Any, gradients: list[Any]) -> list[bool]:
+        def prepare(strategy: Strategy, gradients: list[Any]) -> list[bool]:
             accumulation.prepare(strategy, state.devices, gradients, state.trained, local=True)
             return [is_reduced(gradient) for gradient in gradients]
 
-        def finish(strategy: Any) -> None:
+        def finish(strategy: Strategy) -> None:
             with exclusively():
                 accumulation.finish_step(strategy, lambda means: self._update(strategy, means))
 
@@ -327,7 +373,7 @@ class Optimizer:
         accumulation.add_local(context, gradients, are_reduced)
         context.merge_call(finish)
 
-    def _update(self, strategy: Any, gradients: list[Any]) -> None:
+    def _update(self, strategy: Strategy, gradients: list[Any]) -> None:
         """One step of the transformation over all reduced gradients at once."""
         assert self._state is not None
         state = self._state
@@ -354,8 +400,8 @@ class Optimizer:
 
     def _replica_context(self, call: str) -> Any:
         """The context of the replica that calls, or None in cross-replica context."""
-        if stack.get_strategy() is self._strategy:
-            return stack.get_replica_context()
+        if current.get_strategy() is self._strategy:
+            return current.get_replica_context()
         if stack.has_strategy():
             raise ContextError(
                 f"{call} of optimizer {self._name!r}, which was created under "
@@ -366,6 +412,6 @@ class Optimizer:
 
     def _in_force(self) -> Any:
         """Makes the optimizer's strategy the current one, where none is."""
-        if stack.get_strategy() is self._strategy:
+        if current.get_strategy() is self._strategy:
             return contextlib.nullcontext()
         return self._strategy.scope()

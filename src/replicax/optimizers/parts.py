@@ -22,11 +22,12 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from replicax.backend import collectives, compat, shards
+from replicax.backend import collectives, shards
 from replicax.backend.collectives import Reduction
 from replicax.backend.shards import ShardLayout
 from replicax.core.names import REPLICA_AXIS
-from replicax.execution.uniform import uniform
+from replicax.engine.analysis.uniform import uniform
+from replicax.jax_internals import programs as jax_programs
 
 # Every element of the result depends on the same element of the operands; a scalar operand
 # is one for all elements.
@@ -135,7 +136,7 @@ def run_on_parts(
 def _equal_everywhere(const: Any) -> Any:
     """A value that the function captured, marked: part of it may come to be kept."""
     is_number = isinstance(const, Tracer) and jnp.issubdtype(const.dtype, jnp.number)
-    is_ref = compat.is_ref(const)
+    is_ref = jax_programs.is_ref(const)
     return uniform(const, "a value that the optimizer uses") if is_number and not is_ref else const
 
 
@@ -144,7 +145,7 @@ def _run(jaxpr: Any, consts: Sequence[Any], values: Sequence[Value]) -> list[Val
     env.update(zip(jaxpr.invars, values, strict=True))
 
     def read(atom: Any) -> Value:
-        return atom.val if isinstance(atom, compat.Literal) else env[atom]
+        return atom.val if isinstance(atom, jax_programs.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
         outs = _run_equation(eqn, [read(atom) for atom in eqn.invars])
@@ -160,7 +161,7 @@ def _run_equation(eqn: Any, values: list[Value]) -> list[Value]:
         return _bound(eqn, values)
     if name in _CALLS:
         body = eqn.params[_CALLS[name]]
-        return _run(compat.open_jaxpr(body), getattr(body, "consts", ()), values)
+        return _run(jax_programs.open_jaxpr(body), getattr(body, "consts", ()), values)
     if name in ELEMENTWISE:
         return _run_elementwise(eqn, values)
     first = values[0]

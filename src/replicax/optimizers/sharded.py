@@ -12,10 +12,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from replicax.backend.shards import ShardLayout
-from replicax.execution.frame import current_frame
-from replicax.execution.uniform import uniform
+from replicax.engine.analysis.uniform import uniform
+from replicax.engine.trace.frame import current_frame
 from replicax.optimizers.parts import Split, gather_together, part_of, run_on_parts
 from replicax.optimizers.state import OptimizerState, StateLeaf
+from replicax.strategies.base import Strategy
 from replicax.values.traced_parts import TracedSplit
 from replicax.variables.conversion import check_dtype
 from replicax.variables.sharded import ShardedVariable
@@ -37,7 +38,7 @@ def works_on_parts(state: OptimizerState, gradients: Sequence[Any]) -> bool:
 
 
 def update_on_parts(
-    strategy: Any,
+    strategy: Strategy,
     state: OptimizerState,
     gradients: Sequence[Any],
     step: Step,
@@ -121,7 +122,7 @@ def _held_by(leaf: StateLeaf) -> Any:
 
 
 def _write(
-    strategy: Any,
+    strategy: Strategy,
     state: OptimizerState,
     pairs: Sequence[tuple[Variable, Any]],
     non_slot: set[int],

@@ -21,7 +21,8 @@ from replicax.backend import placement
 from replicax.core import nest
 from replicax.core.errors import VariableError
 from replicax.optimizers.trees import path_name
-from replicax.variables.partitioning import layout_like
+from replicax.strategies.base import Strategy
+from replicax.variables.creation import layout_like
 from replicax.variables.variable import Variable
 
 
@@ -89,7 +90,7 @@ class OptimizerState:
     """
 
     def __init__(
-        self, strategy: Any, name: str, transformation: Any, tree: Any, trained: Any
+        self, strategy: Strategy, name: str, transformation: Any, tree: Any, trained: Any
     ) -> None:
         """Initialises the transformation and creates the variables."""
         self.parameters, self.structure = nest.flatten(tree)
@@ -105,7 +106,7 @@ class OptimizerState:
         ]
 
     def _create(
-        self, strategy: Any, name: str, primaries: dict[Any, Variable], path: Any, value: Any
+        self, strategy: Strategy, name: str, primaries: dict[Any, Variable], path: Any, value: Any
     ) -> Any:
         if not placement.is_array_like(value) and not isinstance(value, Tracer):
             return value
@@ -134,6 +135,20 @@ class OptimizerState:
         leaves = [leaf.variable if isinstance(leaf, StateLeaf) else leaf for leaf in self._leaves]
         return nest.unflatten(self._structure, leaves)
 
+    def hyperparameters(self, name: str) -> list[Variable]:
+        """The variables of a number that ``optax.inject_hyperparams`` keeps in its state.
+
+        A number that follows a schedule is left out: the next update computes it anew.
+        """
+        leaves = {leaf.slot: leaf for leaf in self._leaves if isinstance(leaf, StateLeaf)}
+        found = []
+        for slot, leaf in leaves.items():
+            before, mark, last = slot.rpartition("hyperparams/")
+            schedule = f"{before}hyperparams_states/{name}/"
+            if mark and last == name and not any(s.startswith(schedule) for s in leaves):
+                found.append(leaf.variable)
+        return found
+
     def slots_of(self, variable: Variable) -> dict[str, Variable]:
         """The slots of one parameter, by what they are."""
         return {leaf.slot: leaf.variable for leaf in self._slots() if leaf.primary is variable}
@@ -148,7 +163,7 @@ class OptimizerState:
         return nest.unflatten(self._structure, leaves)
 
     def write(
-        self, strategy: Any, parameters: Any, state: Any, also: Sequence[tuple[Variable, Any]]
+        self, strategy: Strategy, parameters: Any, state: Any, also: Sequence[tuple[Variable, Any]]
     ) -> None:
         """Assigns the parameters, each with its slots, and everything else.
 
@@ -174,7 +189,7 @@ class OptimizerState:
             extended.update(variable, _assign_with_slots, args=(value, *_unzipped(own)))
         self.write_non_slot(strategy, others)
 
-    def write_non_slot(self, strategy: Any, pairs: Sequence[tuple[Variable, Any]]) -> None:
+    def write_non_slot(self, strategy: Strategy, pairs: Sequence[tuple[Variable, Any]]) -> None:
         """Assigns non-slot variables their new values."""
         strategy.extended.update_non_slot(self.devices, _assign_all, args=_unzipped(pairs))
 

@@ -1,30 +1,49 @@
 """`Strategy`: the verbs that a program is written with, the same for every strategy.
 
-All that one strategy does differently is in its `StrategyExtended`.
+All that one strategy does differently is in its `StrategyExtended`. What happens to data is in
+`replicax.input`, which knows no strategy.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
-from replicax.backend import devices
-from replicax.context import stack
-from replicax.core.enums import ReduceOp, ReduceOpLike
-from replicax.core.options import RunOptions
-from replicax.core.protocols import DIFFERENT, CompiledCallable
+import jax
+from jax import lax
+from jax.core import Tracer
+from jax.sharding import PartitionSpec
+
+from replicax.backend import devices, partition
+from replicax.backend.mesh import ReplicaMesh
+from replicax.core import companions, nest, notices
+from replicax.core.enums import AutoShardPolicy, InputReplicationMode, ReduceOp, ReduceOpLike
+from replicax.core.errors import DistributedValueError, OutOfRangeError
+from replicax.core.options import InputOptions, RunOptions
+from replicax.core.tracebacks import fold
 from replicax.core.value_context import ValueContext
+from replicax.engine.contexts import stack
+from replicax.engine.functions.function import Function
+from replicax.engine.protocols import DIFFERENT
+from replicax.engine.trace.frame import current_frame
+from replicax.input.context import InputContext
+from replicax.input.dataset import DistributedDataset
+from replicax.input.iterator import DistributedIterator
+from replicax.input.sharding import parse_policy
 from replicax.strategies.extended import StrategyExtended
-from replicax.strategies.input_verbs import InputVerbs
-from replicax.strategies.logical_devices import LogicalDeviceVerbs
-from replicax.strategies.v1_spelling import V1Spelling
-from replicax.variables.partitioning import is_partitioned
+from replicax.strategies.prediction import Prediction
 from replicax.variables.registry import live_variables
-from replicax.variables.variable import Variable
+from replicax.variables.variable import Variable, is_partitioned
+
+_GRAPH_ERA = {
+    "configure": "a strategy is complete when it is created. Pass devices to its constructor.",
+    "update_config_proto": "there is no session, and so no ConfigProto to update.",
+}
+DatasetFn = Callable[[InputContext], Any]
 
 
-class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
+class Strategy:
     """A list of devices and a policy for state and computation on them.
 
     Create one of its subclasses; then create variables in its ``scope()``, run
@@ -50,7 +69,7 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
         self._extended = extended
         # A strategy whose `run` does something of its own must be asked every time.
         has_own_run = type(extended).run is not StrategyExtended.run
-        self._repeatable = () if has_own_run else CompiledCallable
+        self._repeatable = () if has_own_run else Function
 
     def __repr__(self) -> str:
         names = ", ".join(self.extended.worker_devices)
@@ -184,8 +203,8 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
         Raises:
             ContextError: If called inside ``run`` of this strategy, or inside another scope.
             BaseException: What `fn` raised on one of the replicas, unchanged.
-            DistributedValueError: If an argument has components for the replicas of another
-                strategy.
+            DistributedValueError: If `args` is neither tuple nor list, or an argument has
+                components for the replicas of another strategy.
 
         Example:
             >>> import replicax as rx
@@ -197,13 +216,22 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
               1: Array(3., dtype=float32)
             }
         """
-        repeatable: Any = fn
-        if options is None and isinstance(repeatable, self._repeatable):
-            result = repeatable._repeat(self, args, kwargs)
-            if result is not DIFFERENT:
-                return result
-        stack.require_outside_run(self, "Strategy.run")
-        return self._extended.run(fn, tuple(args), dict(kwargs or {}), options)
+        try:
+            repeatable: Any = fn
+            if options is None and isinstance(repeatable, self._repeatable):
+                result = repeatable._repeat(self, args, kwargs)
+                if result is not DIFFERENT:
+                    return result
+            stack.require_outside_run(self, "Strategy.run")
+            if not isinstance(args, tuple | list):
+                raise DistributedValueError(
+                    f"args of Strategy.run is {args!r}; expected a tuple or list of arguments. For "
+                    "one argument write args=(value,), with the comma."
+                )
+            return self._extended.run(fn, tuple(args), dict(kwargs or {}), options)
+        except Exception as error:
+            fold(error)
+            raise
 
     def reduce(
         self,
@@ -326,6 +354,365 @@ class Strategy(InputVerbs, LogicalDeviceVerbs, V1Spelling):
         stack.require_outside_run(self, "Strategy.distribute_batch")
         return self._extended.distribute_batch(batch)
 
+    # -- input ----------------------------------------------------------------------------
+
+    def distribute_dataset(
+        self,
+        dataset: Any,
+        options: InputOptions | None = None,
+        *,
+        batch_size: int | None = None,
+        auto_shard_policy: AutoShardPolicy | str | None = None,
+    ) -> DistributedDataset:
+        """A dataset that divides each global batch of `dataset` among the replicas.
+
+        Args:
+            dataset: A pipeline of global batches: a Grain dataset or loader, a
+                ``data.Dataset``, a TensorFlow, PyTorch, Hugging Face or Keras dataset,
+                an iterable of batches, a generator function, or arrays.
+            options: How batches are handed to the replicas.
+            batch_size: The global batch size, for arrays.
+            auto_shard_policy: How the data is divided among workers; what `dataset`
+                itself asks for if None.
+
+        Returns:
+            The distributed dataset. Iterate over it for a value for each step.
+
+        Raises:
+            ReplicationModeError: If `options` ask for one pipeline per replica.
+            ShardingError: If files were to be divided and there is not one for each worker.
+
+        Example:
+            >>> import numpy as np
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> dataset = strategy.distribute_dataset(np.arange(5), batch_size=4)
+            >>> for batch in dataset:
+            ...     print(strategy.experimental_local_results(batch))
+            (Array([0, 1], dtype=int32), Array([2, 3], dtype=int32))
+            (Array([4], dtype=int32), Array([], shape=(0,), dtype=int32))
+        """
+        stack.require_outside_run(self, "Strategy.distribute_dataset")
+        return self.extended._distribute_dataset(
+            dataset,
+            _checked(options),
+            batch_size=batch_size,
+            auto_shard_policy=parse_policy(auto_shard_policy),
+        )
+
+    def experimental_distribute_dataset(
+        self,
+        dataset: Any,
+        options: InputOptions | None = None,
+        *,
+        batch_size: int | None = None,
+        auto_shard_policy: AutoShardPolicy | str | None = None,
+    ) -> DistributedDataset:
+        """`distribute_dataset` by the name that the documents use.
+
+        Args:
+            dataset: As for `distribute_dataset`.
+            options: As for `distribute_dataset`.
+            batch_size: As for `distribute_dataset`.
+            auto_shard_policy: As for `distribute_dataset`.
+
+        Returns:
+            The distributed dataset.
+        """
+        return self.distribute_dataset(
+            dataset, options, batch_size=batch_size, auto_shard_policy=auto_shard_policy
+        )
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: DatasetFn, options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """A dataset of which each replica takes one batch of the pipeline of its worker.
+
+        Args:
+            dataset_fn: Makes the pipeline of one worker (or of one replica, if `options`
+                say so) from an `InputContext`; its batches are those of one replica.
+            options: How batches are handed to the replicas.
+
+        Returns:
+            The distributed dataset. Iterate over it for a value for each step.
+
+        Example:
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> dataset = strategy.distribute_datasets_from_function(
+            ...     lambda context: [[1, 2], [3, 4], [5, 6]])
+            >>> for batch in dataset:
+            ...     print(strategy.experimental_local_results(batch))
+            (Array([1, 2], dtype=int32), Array([3, 4], dtype=int32))
+            (Array([5, 6], dtype=int32), Array([], shape=(0,), dtype=int32))
+        """
+        stack.require_outside_run(self, "Strategy.distribute_datasets_from_function")
+        return self.extended._distribute_datasets_from_function(dataset_fn, _checked(options))
+
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: DatasetFn, options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """`distribute_datasets_from_function` by the name that the documents use.
+
+        Args:
+            dataset_fn: As for `distribute_datasets_from_function`.
+            options: As for `distribute_datasets_from_function`.
+
+        Returns:
+            The distributed dataset.
+        """
+        return self.distribute_datasets_from_function(dataset_fn, options)
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Any:
+        """Deprecated: ``data.Dataset.from_tensor_slices``.
+
+        A list of arrays is stacked into one; tuples and dicts are structure.
+
+        Args:
+            numpy_input: An array, or a tuple, dict or list of arrays.
+            session: Ignored: there are no sessions.
+
+        Returns:
+            A dataset with one element for each row.
+        """
+        return self.extended.experimental_make_numpy_dataset(numpy_input, session)
+
+    def predict(self, fn: Callable[[Any], Any], dataset: Any) -> Any:
+        """What `fn` returns for every example of one pass, in the order of the input.
+
+        Args:
+            fn: Called by ``run`` with each batch; returns a nest of arrays with one row
+                for every example. A plain function, or a ``function``.
+            dataset: A `DistributedDataset`, or anything that `distribute_dataset` takes.
+
+        Returns:
+            A nest of host arrays.
+
+        Example:
+            >>> import numpy as np
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> dataset = strategy.distribute_dataset(np.arange(5), batch_size=4)
+            >>> strategy.predict(lambda x: x * 10, dataset)
+            array([ 0, 10, 20, 30, 40], dtype=int32)
+        """
+        if not isinstance(dataset, DistributedDataset):
+            dataset = self.distribute_dataset(dataset)
+        prediction = Prediction(self)
+        for batch in dataset:
+            prediction.add(batch, self.run(fn, args=(batch,)))
+        return prediction.result()
+
+    # -- logical devices ------------------------------------------------------------------
+    # They say where the pieces of a value live while a compiled step computes with it; its value
+    # stays what it is. XLA places what is not annotated.
+
+    def experimental_split_to_logical_devices(
+        self, tensor: Any, partition_dimensions: Sequence[int]
+    ) -> Any:
+        """`tensor`, split among the logical devices of its replica in a compiled ``run``.
+
+        What is computed from it is partitioned accordingly, as far as XLA can. In an eager
+        ``run`` it is only checked.
+
+        Args:
+            tensor: A value of the replica.
+            partition_dimensions: Into how many pieces each dim is cut; their product is the
+                number of logical devices of a replica.
+
+        Returns:
+            `tensor`, with its layout.
+
+        Raises:
+            ValueError: If there is not one number for each dim, if their product is not the
+                number of logical devices, or if a dim cannot be divided by its number.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(logical_devices=4)
+            >>> @rx.function
+            ... def step(x):
+            ...     x = strategy.experimental_split_to_logical_devices(x, [2, 2])
+            ...     return jnp.sum(x * x)
+            >>> result = strategy.run(step, args=(jnp.ones((4, 6)),))
+            >>> strategy.experimental_local_results(result)
+            (Array(24., dtype=float32), Array(24., dtype=float32))
+        """
+        mesh = self.extended.mesh
+        pieces = partition.checked_pieces(partition_dimensions, mesh)
+        return nest.map_leaves(lambda leaf: _split(leaf, pieces, mesh), tensor)
+
+    def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
+        """`tensor`, whole on every logical device of its replica in a compiled ``run``.
+
+        Args:
+            tensor: A value of the replica.
+
+        Returns:
+            `tensor`, with its layout.
+        """
+        mesh = self.extended.mesh
+        return nest.map_leaves(lambda leaf: _constrained(leaf, PartitionSpec(), mesh), tensor)
+
+    def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
+        """`tensor`, after a check of the id: validated, not placed.
+
+        XLA places the operation that makes it, as any other: it has no layout that is on one
+        device of a partitioned program only.
+
+        Args:
+            tensor: A value of the replica.
+            logical_device_id: The number of a logical device of the replica.
+
+        Returns:
+            `tensor`.
+
+        Raises:
+            ValueError: If there is no logical device of that number.
+        """
+        count = self.extended.mesh.num_logical_devices
+        is_int = isinstance(logical_device_id, int) and not isinstance(logical_device_id, bool)
+        if not is_int or not 0 <= logical_device_id < count:
+            raise ValueError(
+                f"logical_device_id is {logical_device_id!r}; a replica has the logical devices 0 "
+                f"to {count - 1} here."
+                if count > 1
+                else f"logical_device_id is {logical_device_id!r}; a replica has one logical "
+                "device here, 0."
+            )
+        return tensor
+
+    # -- the names of tf.compat.v1 --------------------------------------------------------
+    # Each says once what to write instead. What only a graph and a session could do is not here.
+
+    if not TYPE_CHECKING:  # or type checkers would accept every name
+
+        def __getattr__(self, name: str) -> Any:
+            """Says why a name of the graph era is missing."""
+            shown = f"{type(self).__name__!r} object has no attribute {name!r}"
+            reason = _GRAPH_ERA.get(name)
+            text = shown if reason is None else f"{shown}: {reason}"
+            raise AttributeError(text, name=name, obj=self)
+
+    def experimental_run_v2(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] | list[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        """Deprecated: ``run``.
+
+        Args:
+            fn: As for ``run``.
+            args: As for ``run``.
+            kwargs: As for ``run``.
+            options: As for ``run``.
+
+        Returns:
+            What ``run`` returns.
+        """
+        notices.deprecate("Strategy.experimental_run_v2", "Strategy.run")
+        return self.run(fn, args, kwargs, options)
+
+    def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
+        """Deprecated: ``run``, with the next element of `input_iterator` as argument.
+
+        Args:
+            fn: As for ``run``.
+            input_iterator: Gives the argument; without it `fn` gets none.
+
+        Returns:
+            What ``run`` returns.
+
+        Raises:
+            OutOfRangeError: If the iterator has ended.
+        """
+        notices.deprecate("Strategy.experimental_run", "Strategy.run")
+        with self.scope():
+            if input_iterator is None:
+                return self.run(fn)
+            try:
+                item = next(input_iterator)
+            except StopIteration:
+                raise OutOfRangeError(
+                    "the input_iterator of Strategy.experimental_run has ended. Make a new one "
+                    "for every epoch."
+                ) from None
+            return self.run(fn, args=(item,))
+
+    def make_dataset_iterator(self, dataset: Any) -> DistributedIterator:
+        """Deprecated: ``iter(distribute_dataset(dataset))``.
+
+        Args:
+            dataset: As for ``distribute_dataset``.
+
+        Returns:
+            The iterator.
+        """
+        notices.deprecate(
+            "Strategy.make_dataset_iterator", "iter(Strategy.experimental_distribute_dataset(...))"
+        )
+        return self.distribute_dataset(dataset).__iter__()
+
+    def make_input_fn_iterator(
+        self,
+        input_fn: Callable[[InputContext], Any],
+        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> DistributedIterator:
+        """Deprecated: ``iter(distribute_datasets_from_function(input_fn))``.
+
+        Args:
+            input_fn: As the `dataset_fn` of ``distribute_datasets_from_function``.
+            replication_mode: How often `input_fn` is called.
+
+        Returns:
+            The iterator.
+        """
+        notices.deprecate(
+            "Strategy.make_input_fn_iterator",
+            "iter(Strategy.distribute_datasets_from_function(...))",
+        )
+        options = InputOptions(experimental_replication_mode=replication_mode)
+        return self.distribute_datasets_from_function(input_fn, options).__iter__()
+
+    def unwrap(self, value: Any) -> tuple[Any, ...]:
+        """Deprecated: ``experimental_local_results``.
+
+        Args:
+            value: As for ``experimental_local_results``.
+
+        Returns:
+            One value for each replica of this worker.
+        """
+        notices.deprecate("Strategy.unwrap", "Strategy.experimental_local_results")
+        return self.experimental_local_results(value)
+
+    def group(self, value: Any, name: str | None = None) -> None:
+        """Deprecated: nothing. What made `value` has happened, there is nothing left to group.
+
+        Args:
+            value: Ignored.
+            name: Ignored.
+        """
+        del value, name
+        notices.deprecate("Strategy.group", "nothing (there is no graph to order)")
+
+    @contextlib.contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+        """Deprecated: ``extended.colocate_vars_with``.
+
+        Args:
+            colocate_with_variable: As for ``extended.colocate_vars_with``.
+
+        Returns:
+            A context manager.
+        """
+        notices.deprecate("Strategy.colocate_vars_with", "Strategy.extended.colocate_vars_with")
+        with self.extended.colocate_vars_with(colocate_with_variable):
+            yield
+
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """The rows as lines, the cells of a column below one another."""
@@ -350,8 +737,30 @@ class _Scope(contextlib.AbstractContextManager[Strategy]):
 
     def __enter__(self) -> Strategy:
         stack.require_outside_run(self._strategy, "Strategy.scope")
+        companions.connect()
         stack.push(stack.Entry(self._strategy, stack.Mode.SCOPE))
         return self._strategy
 
     def __exit__(self, *_: object) -> None:
         stack.pop(self._strategy)
+
+
+def _checked(options: Any) -> InputOptions:
+    if options is None:
+        return InputOptions()
+    if not isinstance(options, InputOptions):
+        raise TypeError(f"options is {options!r}; expected an InputOptions, or None.")
+    return options
+
+
+def _split(leaf: Any, pieces: list[int], mesh: ReplicaMesh) -> Any:
+    partition.require_fit(pieces, jax.numpy.shape(leaf), "the tensor")
+    return _constrained(leaf, partition.spec_of_pieces(pieces, mesh), mesh)
+
+
+def _constrained(leaf: Any, spec: PartitionSpec, mesh: ReplicaMesh) -> Any:
+    frame = current_frame()
+    is_replica = frame is not None and frame.in_replica
+    if mesh.num_logical_devices == 1 or not is_replica or not isinstance(leaf, Tracer):
+        return leaf
+    return lax.with_sharding_constraint(leaf, spec)

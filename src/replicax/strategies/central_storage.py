@@ -7,6 +7,7 @@ from typing import Any
 
 from replicax.backend import devices as backend_devices
 from replicax.core.enums import VariableSynchronization
+from replicax.engine.protocols import StrategyLike
 from replicax.strategies.base import Strategy
 from replicax.strategies.extended import StrategyExtended
 from replicax.variables.colocation import asked_devices
@@ -18,7 +19,10 @@ class CentralStorageExtended(StrategyExtended):
     """Replicas on the compute devices, variables on the parameter device."""
 
     def __init__(
-        self, container_strategy: Any, compute_devices: Sequence[Any] | None, parameter_device: Any
+        self,
+        container_strategy: StrategyLike,
+        compute_devices: Sequence[Any] | None,
+        parameter_device: Any,
     ) -> None:
         """Uses all local devices to compute, and the first one to store, unless told otherwise."""
         super().__init__(container_strategy)

@@ -7,9 +7,6 @@ from typing import Any
 
 from replicax.backend import devices
 from replicax.backend.mesh import ReplicaMesh, replica_mesh
-from replicax.context import stack
-from replicax.context.replica import ReplicaContext
-from replicax.context.solo import SoloPeers
 from replicax.strategies.base import Strategy
 from replicax.strategies.extended import StrategyExtended
 from replicax.variables.creation import build_variable
@@ -18,6 +15,8 @@ from replicax.variables.variable import Variable
 
 class DefaultExtended(StrategyExtended):
     """Runs everything once, where it is."""
+
+    _is_default = True
 
     @property
     def mesh(self) -> ReplicaMesh:
@@ -32,14 +31,6 @@ class DefaultExtended(StrategyExtended):
     def num_replicas_in_sync(self) -> int:
         """One."""
         return 1
-
-    @functools.cached_property
-    def _default_replica_context(self) -> ReplicaContext:
-        """The replica context in force where no strategy is."""
-        return ReplicaContext._of(self._container_strategy, SoloPeers(self._container_strategy))
-
-    def _solo_peers(self) -> SoloPeers:
-        return SoloPeers(self._container_strategy)
 
     def create_variable(self, **options: Any) -> Variable:
         """An ordinary variable.
@@ -57,11 +48,8 @@ class DefaultStrategy(Strategy):
     """What ``get_strategy()`` returns outside every scope."""
 
     def __init__(self) -> None:
-        """Made once, by `context.stack`."""
+        """One replica on JAX's default device."""
         super().__init__(DefaultExtended(self))
 
     def __repr__(self) -> str:
         return "<DefaultStrategy: 1 replica>"
-
-
-stack.provide_default_strategy(DefaultStrategy)

@@ -1,8 +1,8 @@
 """`StrategyExtended`: what optimizers, layers and metrics are written with.
 
-The documented methods for code that must know about distribution. Running
-functions and handling their values is in `strategies.replication`. To write a
-strategy of your own, subclass this; the table in ``docs/your_own_strategy.md``
+The documented methods for code that must know about distribution, and what strategies do
+differently: their devices, how variables are created and how values are added. To write a strategy
+of your own, subclass this; the table in ``docs/your_own_strategy.md``
 lists what to override.
 """
 
@@ -10,44 +10,79 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
-from replicax.backend import compat, devices, placement
+from replicax.backend import devices, placement, workers
 from replicax.backend.collectives import Reduction
+from replicax.backend.mesh import ReplicaMesh, logical_mesh
 from replicax.backend.shards import ShardLayout
-from replicax.context import stack
 from replicax.core import nest, notices
-from replicax.core.enums import ReduceOp, ReduceOpLike
-from replicax.core.errors import ContextError, DistributedValueError
-from replicax.core.options import bytes_per_pack_of
-from replicax.execution.frame import current_frame
-from replicax.strategies.input_verbs import ExtendedInput
+from replicax.core.enums import AutoShardPolicy, InputReplicationMode, ReduceOp, ReduceOpLike
+from replicax.core.errors import (
+    ContextError,
+    DistributedValueError,
+    ReplicationModeError,
+    VariableError,
+)
+from replicax.core.options import InputOptions, RunOptions, bytes_per_pack_of
+from replicax.core.sharding import Sharding
+from replicax.core.typing import Device
+from replicax.core.value_context import ValueContext
+from replicax.engine.contexts import stack
+from replicax.engine.eager.run import without_views
+from replicax.engine.protocols import StrategyLike
+from replicax.engine.run import run
+from replicax.engine.storage import exclusively
+from replicax.engine.threads import ReplicaThreads
+from replicax.engine.trace.frame import current_frame, frame_of
+from replicax.input import from_function, placing
+from replicax.input.adapters.table import dataset_of_slices, source_of
+from replicax.input.context import InputContext
+from replicax.input.dataset import DistributedDataset
+from replicax.input.from_function import PerReplicaBatches
+from replicax.input.global_batches import GlobalBatches
+from replicax.input.iterator import DistributedIterator
+from replicax.input.sharding import plan_shards
+from replicax.input.source import Source
+from replicax.input.topology import InputTopology
+from replicax.jax_internals.arrays import uncommitted
+from replicax.jax_internals.traces import concretely, outside_traces
+from replicax.strategies.cross_device_ops import CrossDeviceOps
 from replicax.strategies.multi_step import MultiStepContext, StepPrograms, run_steps
 from replicax.strategies.parts import part_of_argument, reduced_to_parts, runs_on_parts
-from replicax.strategies.replication import Replication, component_of, without_views
 from replicax.values.distributed import ComponentView, DistributedValues, Mirrored, PerReplica
-from replicax.values.reduce import as_array, reduce_leaves
+from replicax.values.reduce import as_array, gather_leaf, reduce_leaf, reduce_leaves
 from replicax.values.regroup import same_python_value, select
 from replicax.values.traced import TracedMirrored
-from replicax.variables.colocation import colocated_on
+from replicax.variables.colocation import asked_devices, asked_primary, colocated_on
+from replicax.variables.creation import build_variable
 from replicax.variables.distributed import DistributedVariable
-from replicax.variables.partitioning import is_partitioned
+from replicax.variables.partitioning import NO_RULES, PartitionRules, Rules
 from replicax.variables.sharded import ShardedVariable, VariablePart
-from replicax.variables.storage import exclusively
 from replicax.variables.update import UpdateSession
-from replicax.variables.variable import Variable
+from replicax.variables.variable import Variable, is_partitioned
+
+_PER_REPLICA = InputReplicationMode.PER_REPLICA
+DatasetFn = Callable[[InputContext], Any]
+_serials = itertools.count(1)
 
 
-class StrategyExtended(Replication, ExtendedInput):
+class StrategyExtended:
     """Additional methods for algorithms that must know about distribution.
 
     Args:
         container_strategy: The strategy this belongs to.
+
+    Attributes:
+        cluster_resolver: What knows the cluster; None for a single worker.
+        sharding: What of the training state is split over the replicas; None for nothing.
 
     Example:
         >>> import replicax as rx
@@ -64,12 +99,119 @@ class StrategyExtended(Replication, ExtendedInput):
         array(0.8, dtype=float32)
     """
 
-    def __init__(self, container_strategy: Any) -> None:
+    _is_default = False
+    cluster_resolver: Any = None
+    sharding: Sharding | None = None
+
+    def __init__(self, container_strategy: StrategyLike) -> None:
         """Prepares for `container_strategy`; subclasses then call `set_replica_devices`."""
-        super().__init__(container_strategy)
+        self._container_strategy = container_strategy
+        self._serial = next(_serials)  # no other strategy of this process has it, or will
+        self._threads: ReplicaThreads | None = None  # of the eager executor
+        self._mesh: ReplicaMesh | None = None
+        self._reduction = Reduction()
+        self._partition_rules = NO_RULES
         self._step_programs = StepPrograms()
 
     # -- what a strategy is ------------------------------------------------------------------
+
+    def set_replica_devices(
+        self,
+        worker_devices: Sequence[Any] | None,
+        cross_device_ops: CrossDeviceOps | None = None,
+        logical_devices: int = 1,
+        partition_rules: Rules | None = None,
+    ) -> None:
+        """Says where the replicas run; the ``__init__`` of every strategy calls it once.
+
+        Args:
+            worker_devices: One device per replica: JAX devices, or names such as
+                ``"GPU:0"``; all local devices of JAX's default platform if None.
+            cross_device_ops: How values of different replicas are added; by one
+                all-reduce if None.
+            logical_devices: How many of the devices, one after the other, a replica spans.
+            partition_rules: How variables are cut over these, by their names.
+
+        Raises:
+            ValueError: If the devices cannot be divided into groups of `logical_devices`.
+            TypeError: If `cross_device_ops` is not a `CrossDeviceOps`.
+        """
+        if worker_devices is None:
+            found = devices.local_devices()
+        else:
+            found = devices.resolve_devices(worker_devices)
+        self._set_logical_mesh(logical_mesh(_rows_of(found, logical_devices)), partition_rules)
+        if cross_device_ops is None:
+            return
+        if not isinstance(cross_device_ops, CrossDeviceOps):
+            raise TypeError(
+                f"cross_device_ops is {cross_device_ops!r}; expected an instance of "
+                "CrossDeviceOps, such as ReductionToOneDevice() or NcclAllReduce()."
+            )
+        self._reduction = cross_device_ops._reduction(self.mesh)
+
+    def _set_logical_mesh(self, mesh: ReplicaMesh, partition_rules: Rules | None) -> None:
+        self._mesh = mesh
+        self._partition_rules = PartitionRules.of(partition_rules, mesh)
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        """The devices of the replicas."""
+        if self._mesh is None:
+            raise ContextError(
+                f"{type(self).__name__} has no devices. Call self.set_replica_devices(devices) in "
+                "its __init__."
+            )
+        return self._mesh
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas run in step."""
+        return self.mesh.num_replicas
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The device of each replica of this worker."""
+        return tuple(devices.device_name(device) for device in self.mesh.local_devices)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The devices that hold variables."""
+        return self.worker_devices
+
+    def _worker_name(self, device: Device) -> str:
+        """What to call the worker that has `device`: its task and where it is."""
+        joined = workers.current()
+        rank = device.process_index
+        return f"worker {rank}" if joined is None else joined.names[rank]
+
+    def create_variable(self, **options: Any) -> Variable:
+        """Creates a variable for code in this strategy's scope, on the devices asked for.
+
+        Args:
+            **options: The arguments of ``Variable``, by name.
+
+        Returns:
+            The variable.
+
+        Raises:
+            VariableError: If ``colocate_vars_with`` asks for several of the devices, but not
+                all of them.
+        """
+        asked = asked_devices()
+        strategy = self._container_strategy
+        if asked is None or asked == self.mesh.local_devices:
+            options["partition_rules"] = self._partition_rules
+            layout_for = None if self.sharding is None else self._layout_for
+            return build_variable(
+                mesh=self.mesh, strategy=strategy, layout_for=layout_for, **options
+            )
+        if len(asked) == 1:
+            return build_variable(home=asked[0], strategy=strategy, **options)
+        raise VariableError(
+            f"a variable can be on one device or on all of {list(self.worker_devices)}; asked for "
+            f"{[devices.device_name(device) for device in asked]}."
+        )
 
     @property
     def experimental_between_graph(self) -> bool:
@@ -95,6 +237,188 @@ class StrategyExtended(Replication, ExtendedInput):
     def should_save_summary(self) -> bool:
         """Whether this worker writes summaries."""
         return True
+
+    # -- sharding ----------------------------------------------------------------------------
+
+    def set_sharding(self, sharding: Sharding | None) -> None:
+        """Says what is split over the replicas; the ``__init__`` of a strategy may call it.
+
+        Args:
+            sharding: What to split; None for nothing.
+
+        Raises:
+            TypeError: If it is no `Sharding`.
+            ValueError: If replicas span several logical devices.
+        """
+        if sharding is None:
+            return
+        if not isinstance(sharding, Sharding):
+            raise TypeError(
+                f"sharding is {sharding!r}; expected an experimental.Sharding, such as "
+                "Sharding(stage=3), or None."
+            )
+        if self.mesh.num_logical_devices > 1:
+            raise ValueError(
+                f"sharding={sharding!r} splits over replicas of one device each; these span "
+                f"{self.mesh.num_logical_devices} logical devices. Leave out one of the two."
+            )
+        self.sharding = sharding
+
+    def _split_layout(self, variable: Variable) -> ShardLayout | None:
+        """How the slots and gradients of a parameter are split; None if they are whole."""
+        if self.sharding is None or variable.strategy is not self._container_strategy:
+            return None
+        layout = variable._storage.layout
+        if layout is not None or self.sharding.stage == 3 or not variable.trainable:
+            return layout
+        return self._layout(variable.shape, variable.dtype)
+
+    def _layout_for(self, shape: tuple[int, ...], dtype: Any, trainable: bool) -> Any:
+        """How a new variable is split: a slot as its parameter, a parameter in stage 3."""
+        assert self.sharding is not None
+        primary = asked_primary()
+        if primary is not None:
+            return self._split_layout(primary) if shape == primary.shape else None
+        return self._layout(shape, dtype) if trainable and self.sharding.stage == 3 else None
+
+    def _layout(self, shape: tuple[int, ...], dtype: Any) -> ShardLayout | None:
+        assert self.sharding is not None
+        count = self.num_replicas_in_sync
+        return ShardLayout(shape, count) if self.sharding._splits(shape, dtype, count) else None
+
+    # -- run ---------------------------------------------------------------------------------
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: RunOptions | None,
+    ) -> Any:
+        """Runs `fn` on every replica: compiled where that was asked for, else eagerly.
+
+        Args:
+            fn: The function.
+            args: Its arguments.
+            kwargs: The same by keyword.
+            options: How to run it; None for the defaults.
+
+        Returns:
+            The merged results, as ``Strategy.run`` gives them.
+
+        Raises:
+            ContextError: Inside ``merge_call`` and ``extended.update``, while the replicas wait.
+            TypeError: If `fn` is not callable, or `options` are not a `RunOptions`.
+            DistributedValueError: If an argument has components for the replicas of another
+                strategy.
+        """
+        return run(self._container_strategy, fn, args, kwargs, options)
+
+    def call_for_each_replica(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] | list[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Runs `fn` once per replica, in replica context.
+
+        Args:
+            fn: The function.
+            args: Its arguments, nests of values and distributed values.
+            kwargs: The same by keyword.
+
+        Returns:
+            The merged results, as ``Strategy.run`` gives them.
+
+        Raises:
+            ContextError: If called inside ``run`` of this strategy, or inside another scope.
+        """
+        stack.require_outside_run(self._container_strategy, "extended.call_for_each_replica")
+        return self.run(fn, tuple(args), dict(kwargs or {}), None)
+
+    # -- values ------------------------------------------------------------------------------
+
+    def reduce(self, op: ReduceOp, value: Any, axis: Any) -> Any:
+        """Combines a nest across replicas and, with `axis`, over that dim.
+
+        Args:
+            op: How to combine.
+            value: A nest of values.
+            axis: The dim, a tuple of dims, or None for replicas only.
+
+        Returns:
+            An array for each leaf of `value`, on one device.
+
+        Raises:
+            ReductionError: If components cannot be combined.
+        """
+        axis = tuple(axis) if isinstance(axis, list) else axis
+        return nest.map_leaves(
+            lambda leaf: reduce_leaf(op, leaf, axis, self.mesh, self._reduction), value
+        )
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Concatenates a nest over all replicas.
+
+        Args:
+            value: A nest of values.
+            axis: The dim to concatenate.
+
+        Returns:
+            An array for each leaf of `value`, on one device.
+
+        Raises:
+            ReductionError: If components differ in another dim, or have no dims.
+        """
+        return nest.map_leaves(lambda leaf: gather_leaf(leaf, axis, self.mesh), value)
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """The components of `value` on this worker.
+
+        Args:
+            value: A nest of values.
+
+        Returns:
+            One value for each replica of this worker.
+        """
+        if isinstance(value, DistributedValues):
+            return tuple(value.values)  # pyright: ignore[reportAttributeAccessIssue]
+        leaves = nest.flatten(value)[0]
+        if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
+            return (value,)
+        return tuple(
+            nest.map_leaves(lambda leaf, i=i: component_of(leaf, i), value)
+            for i in range(len(self.mesh.local_replicas))
+        )
+
+    def values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """One value per replica.
+
+        Args:
+            value_fn: Called once for each replica of this worker, with a `ValueContext`.
+
+        Returns:
+            A `PerReplica` for each leaf of what `value_fn` returns.
+        """
+        count = self.num_replicas_in_sync
+        values = [value_fn(ValueContext(i, count)) for i in self.mesh.local_replicas]
+        return nest.transpose(
+            values, lambda leaves: PerReplica(self.mesh, components=[*map(_own_array, leaves)])
+        )
+
+    def distribute_batch(self, batch: Any) -> Any:
+        """Divides one global batch among the replicas.
+
+        Args:
+            batch: A nest of arrays, all with the same number of rows.
+
+        Returns:
+            A `PerReplica` for each leaf.
+
+        Raises:
+            BatchError: If the leaves cannot be divided on dim 0, or differ in it.
+        """
+        return placing.distribute_batch(batch, self.mesh)
 
     # -- combining values --------------------------------------------------------------------
 
@@ -238,8 +562,8 @@ class StrategyExtended(Replication, ExtendedInput):
         if len(names) == 1:
             if isinstance(value, Tracer):
                 return value
-            with compat.concretely():
-                return compat.uncommitted(jax.device_put(value, devices.resolve_device(names[0])))
+            with concretely():
+                return uncommitted(jax.device_put(value, devices.resolve_device(names[0])))
         if set(names) != set(self.worker_devices):
             raise DistributedValueError(
                 f"a value can be put on one device or on all of {list(self.worker_devices)}; asked "
@@ -256,7 +580,7 @@ class StrategyExtended(Replication, ExtendedInput):
             frame.meshes.append(self.mesh)  # the program may use no other value on it
         if isinstance(value, Tracer):
             return Mirrored(self.mesh, array=value)
-        with compat.concretely():
+        with concretely():
             return Mirrored(self.mesh, array=placement.replicate(value, self.mesh))
 
     def _devices_of(self, destinations: Any) -> tuple[Any, ...] | None:
@@ -359,6 +683,58 @@ class StrategyExtended(Replication, ExtendedInput):
         call = lambda _, args, kwargs: fn(*args, **kwargs)  # noqa: E731
         return self._in_update_context(call, copies, args, kwargs, places, group)
 
+    def assign_together(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        """Assigns to each variable what every replica computed alike, without communication.
+
+        For libraries whose update is a function of values, called on every replica: each
+        computes the new values from reduced gradients, so all have the same. A compiled run
+        checks that when it is traced; an eager one compares the values.
+
+        Args:
+            variables: Variables of this strategy.
+            values: An array for each.
+
+        Raises:
+            VariableError: If a value differs between replicas.
+
+        Example:
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> with strategy.scope():
+            ...     v = rx.Variable(1.0)
+            >>> @rx.function
+            ... def step(x):
+            ...     total = rx.get_replica_context().all_reduce("SUM", x.sum())
+            ...     strategy.extended.assign_together([v], [v + total])
+            >>> strategy.run(step, args=(strategy.distribute_batch([2.0, 3.0]),))
+            >>> v.numpy()
+            array(6., dtype=float32)
+        """
+        variables, values = list(variables), list(values)
+        for variable in variables:
+            self._require_own(variable, "extended.assign_together")
+
+        def assign(values: Sequence[Any]) -> None:
+            for variable, value in zip(variables, values, strict=True):
+                if isinstance(value, PerReplica):
+                    if not placement.are_same(value.values):
+                        raise VariableError(
+                            f"assign_together got different values for variable {variable.name!r}: "
+                            f"{value.values[0]} on one replica, {value.values[-1]} on another. "
+                            "Reduce what they are computed from, with all_reduce."
+                        )
+                    value = value.values[0]
+                variable.assign(value)
+
+        entry = stack.top()
+        if entry is None or entry.mode is not stack.Mode.REPLICA:
+            assign(values)
+        elif current_frame() is not None:
+            # Not as arguments: those would be one value per replica.
+            entry.replica_context.merge_call(lambda _: assign(values))
+        else:
+            entry.replica_context.merge_call(lambda _, *values: assign(values), args=tuple(values))
+
     def _in_update_context(
         self,
         call: Callable[[Any, Any, Any], Any],
@@ -445,6 +821,36 @@ class StrategyExtended(Replication, ExtendedInput):
     # -- variables ---------------------------------------------------------------------------
 
     @contextlib.contextmanager
+    def creation_scope(self) -> Iterator[None]:
+        """A scope of this strategy for creating variables in the middle of anything.
+
+        Inside a replica, or a function that is being traced, code in here runs once and at once,
+        as if it stood in ``strategy.scope()`` at the top of the program. So a layer that makes its
+        variables when it is first called makes one set of them, with concrete values.
+
+        Returns:
+            A context manager.
+
+        Example:
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> made = []
+            >>> def replica_fn():
+            ...     if not made:
+            ...         with strategy.extended.creation_scope():
+            ...             made.append(rx.Variable(2.0))
+            ...     return made[0] * 1
+            >>> strategy.run(replica_fn)
+            PerReplica:{
+              0: Array(2., dtype=float32),
+              1: Array(2., dtype=float32)
+            }
+        """
+        entry = stack.Entry(self._container_strategy, stack.Mode.SCOPE)
+        with frame_of(None), outside_traces(), stack.replaced_by(entry):
+            yield
+
+    @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
         """Variables created inside are on the devices of `colocate_with_variable`.
 
@@ -457,15 +863,24 @@ class StrategyExtended(Replication, ExtendedInput):
 
         Raises:
             ContextError: Outside this strategy's scope.
+            DistributedValueError: If the variable was not created in this strategy's scope.
         """
         strategy = self._container_strategy
-        if stack.get_strategy() is not strategy:
+        stack.keep_place()
+        entry = stack.top()
+        if not (self._is_default if entry is None else entry.strategy is strategy):
             raise ContextError(
                 f"extended.colocate_vars_with of {strategy!r} was called inside "
                 f"{stack.describe()}. Call it inside `with strategy.scope():`."
             )
         if isinstance(colocate_with_variable, Variable):
             self._require_own(colocate_with_variable, "extended.colocate_vars_with")
+            if stack.has_strategy() and colocate_with_variable.strategy is None:
+                raise DistributedValueError(
+                    f"extended.colocate_vars_with of {strategy!r} got variable "
+                    f"{colocate_with_variable.name!r}, which was created outside every scope. "
+                    "Create it inside `with strategy.scope():`, or pass the devices' names."
+                )
         names = self._devices_of(colocate_with_variable)
         primary = colocate_with_variable if isinstance(colocate_with_variable, Variable) else None
         with colocated_on(None if names is None else devices.resolve_devices(names), primary):
@@ -531,6 +946,70 @@ class StrategyExtended(Replication, ExtendedInput):
                 f"created under {v.strategy!r}."
             )
 
+    # -- input ----------------------------------------------------------------------------
+
+    @property
+    def _input_topology(self) -> InputTopology:
+        """The workers that read input, and the replicas each of them feeds."""
+        return InputTopology(replicas_per_worker=self.mesh.num_replicas)
+
+    def _distribute_dataset(
+        self,
+        dataset: Any,
+        options: InputOptions,
+        *,
+        batch_size: int | None,
+        auto_shard_policy: AutoShardPolicy | None,
+    ) -> DistributedDataset:
+        """A dataset of global batches, divided among the replicas."""
+        if options.experimental_replication_mode is _PER_REPLICA:
+            raise ReplicationModeError(
+                "InputReplicationMode.PER_REPLICA needs a dataset for each replica; "
+                "distribute_dataset has one for all. Use distribute_datasets_from_function."
+            )
+        topology = self._input_topology
+        source = _source_of(dataset, batch_size=batch_size)
+        plan = plan_shards(auto_shard_policy, source, topology)
+        return DistributedDataset(GlobalBatches(plan, topology), self.mesh, topology, options)
+
+    def _distribute_datasets_from_function(
+        self, dataset_fn: DatasetFn, options: InputOptions
+    ) -> DistributedDataset:
+        """Datasets of per-replica batches, made by ``dataset_fn``."""
+        topology = self._input_topology
+        per_replica = options.experimental_replication_mode is _PER_REPLICA
+        devices = None
+        if options.experimental_place_dataset_on_device:
+            devices = [self.mesh.devices[replica] for replica in topology.local_replicas]
+        contexts = from_function.input_contexts(topology, per_replica=per_replica)
+        sources = []
+        for place, context in enumerate(contexts):
+            with contextlib.ExitStack() as where:
+                if devices is not None:
+                    where.enter_context(jax.default_device(devices[place]))
+                sources.append(from_function.source_from(dataset_fn, context, _source_of))
+        reading = PerReplicaBatches(sources, topology, per_replica=per_replica, devices=devices)
+        return DistributedDataset(reading, self.mesh, topology, options)
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Any:
+        """Deprecated: a dataset of the slices of arrays; `session` means nothing here.
+
+        Args:
+            numpy_input: An array, or a tuple or dict of arrays; a list of arrays is
+                stacked into one.
+            session: Ignored: there are no sessions.
+
+        Returns:
+            A dataset with one element for each row.
+        """
+        del session
+        instead = "data.Dataset.from_tensor_slices"
+        notices.deprecate("experimental_make_numpy_dataset", instead)
+        arrays = jax.tree_util.tree_map(
+            np.asarray, numpy_input, is_leaf=lambda node: isinstance(node, list)
+        )
+        return dataset_of_slices(arrays)
+
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, placement.Arrays)
@@ -543,3 +1022,33 @@ def _refuse_per_replica(call: str, arguments: Any) -> None:
                 f"{call} got a PerReplica value at {path}. Reduce it first: "
                 "extended.reduce_to(op, value, destinations=variable)."
             )
+
+
+def _source_of(dataset: Any, *, batch_size: int | None = None) -> Source:
+    if isinstance(dataset, (DistributedDataset, DistributedIterator)):
+        raise TypeError(
+            f"the dataset is a {type(dataset).__name__}, which is distributed already. Iterate "
+            "over it, or distribute the pipeline that it was made from."
+        )
+    if isinstance(dataset, Source) and batch_size is None:
+        return dataset
+    return source_of(dataset, batch_size=batch_size)
+
+
+def _rows_of(found: Sequence[Any], size: int) -> tuple[tuple[Any, ...], ...]:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1 or len(found) % size:
+        raise ValueError(
+            f"logical_devices is {size!r}; expected an int that divides the number of devices, "
+            f"{len(found)}."
+        )
+    return tuple(tuple(found[start : start + size]) for start in range(0, len(found), size))
+
+
+def _own_array(leaf: Any) -> Any:
+    """`leaf`; of a host array a copy, because the user may change theirs."""
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
+def component_of(leaf: Any, index: int) -> Any:
+    """What one of this worker's replicas has of a leaf."""
+    return leaf.values[index] if isinstance(leaf, DistributedValues) else leaf  # pyright: ignore

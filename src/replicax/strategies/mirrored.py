@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicax.core.sharding import Sharding
+from replicax.engine.protocols import StrategyLike
 from replicax.strategies.base import Strategy
 from replicax.strategies.cross_device_ops import CrossDeviceOps
 from replicax.strategies.extended import StrategyExtended
@@ -17,7 +18,7 @@ class MirroredExtended(StrategyExtended):
 
     def __init__(
         self,
-        container_strategy: Any,
+        container_strategy: StrategyLike,
         devices: Sequence[Any] | None,
         cross_device_ops: CrossDeviceOps | None,
         logical_devices: int,

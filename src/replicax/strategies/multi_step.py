@@ -12,23 +12,25 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
 
 from replicax.backend import placement
-from replicax.context import stack
 from replicax.core import nest, notices
 from replicax.core.enums import ReduceOp, ReduceOpLike
 from replicax.core.errors import ContextError, OutOfRangeError
-from replicax.execution import whole_program
-from replicax.execution.cache import function_key
-from replicax.execution.frame import current_frame
-from replicax.execution.host_loop import HostLoopRequired, enter_host_code
-from replicax.execution.whole_program import Site
+from replicax.engine.contexts import stack
+from replicax.engine.eager.solo import reduced_alone
+from replicax.engine.functions.call_site import CallSite
+from replicax.engine.functions.closures import function_key
+from replicax.engine.functions.settings import SETTINGS
+from replicax.engine.protocols import StrategyLike
+from replicax.engine.trace.frame import current_frame
+from replicax.engine.trace.host_loop import HostLoopRequired, enter_host_code
 from replicax.values.distributed import Mirrored, PerReplica
+from replicax.values.leaves import Leaf, leaf_kind
 from replicax.values.regroup import same_python_value
 
 _MAX_SITES = 64
@@ -98,14 +100,16 @@ class MultiStepContext:
         """
         op = None if reduce_op is None else ReduceOp.parse(reduce_op)
 
-        def reduce_and_set(strategy: Any, value: Any) -> None:
+        def reduce_and_set(strategy: StrategyLike, value: Any) -> None:
+            assert op is not None
             self._last_step_outputs[name] = strategy.reduce(op, value, axis=None)
 
-        if stack.in_cross_replica_context():
+        entry = stack.top()
+        if stack.in_cross_replica_context() and entry is not None:
             if op is None:
                 self._last_step_outputs[name] = output
             else:
-                reduce_and_set(stack.get_strategy(), output)
+                reduce_and_set(entry.strategy, output)
             return
         if op is None:
             raise ContextError(
@@ -113,8 +117,11 @@ class MultiStepContext:
                 "reduce_op. Say how to combine the replicas, or return the value from the replica "
                 "function and set it in the function of the step."
             )
+        if entry is None:  # no strategy, and so one replica
+            self._last_step_outputs[name] = reduced_alone(op, output)
+            return
         _require_no_replica_trace("set_last_step_output")
-        stack.get_replica_context().merge_call(reduce_and_set, args=(output,))
+        entry.replica_context.merge_call(reduce_and_set, args=(output,))
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
         """Keeps `output`, any object; in replica context a tuple of what the replicas have.
@@ -127,12 +134,16 @@ class MultiStepContext:
             TypeError: For an array that exists only inside a compiled program.
         """
 
-        def keep_all(strategy: Any, value: Any) -> None:
+        def keep_all(strategy: StrategyLike, value: Any) -> None:
             self._non_tensor_outputs[name] = strategy.experimental_local_results(value)
 
+        entry = stack.top()
         if not stack.in_cross_replica_context():
+            if entry is None:  # no strategy, and so one replica
+                self._non_tensor_outputs[name] = (output,)
+                return
             _require_no_replica_trace("set_non_tensor_output")
-            stack.get_replica_context().merge_call(keep_all, args=(output,))
+            entry.replica_context.merge_call(keep_all, args=(output,))
             return
         for leaf in nest.flatten(output)[0]:
             parts = leaf._parts() if isinstance(leaf, PerReplica) else (_array_of(leaf),)
@@ -164,13 +175,13 @@ class StepPrograms:
 
     def __init__(self) -> None:
         """Nothing compiled yet."""
-        self._sites: collections.OrderedDict[Hashable, Site | str] = collections.OrderedDict()
+        self._sites: collections.OrderedDict[Hashable, CallSite | str] = collections.OrderedDict()
 
-    def find(self, key: Hashable) -> Site | str:
+    def find(self, key: Hashable) -> CallSite | str:
         """The site of a function, or why it has to run as Python."""
         site = self._sites.get(key)
         if site is None:
-            site = self._sites[key] = whole_program.new_site()
+            site = self._sites[key] = CallSite(donate=True)
             if len(self._sites) > _MAX_SITES:
                 self._sites.popitem(last=False)
         return site
@@ -181,7 +192,7 @@ class StepPrograms:
 
 
 def run_steps(
-    strategy: Any,
+    strategy: StrategyLike,
     fn: StepFunction,
     iterator: Iterator[Any],
     iterations: int,
@@ -225,7 +236,7 @@ def _run_as_program(
     fn: StepFunction, inputs: Sequence[Any], context: MultiStepContext, programs: StepPrograms
 ) -> bool:
     """Runs all steps as one program, or says once why not and returns False."""
-    if whole_program.is_off():
+    if SETTINGS.run_eagerly:
         return False
     key = function_key(fn)
     site = programs.find(key)
@@ -350,7 +361,7 @@ def _uniform(inputs: Sequence[Any]) -> list[Any] | str:
             leaves = [placement.narrowed(leaf, f"the input{path}") for leaf in leaves]
         types = [_type_of(leaf) for leaf in leaves]
         for index, (kind, leaf) in enumerate(zip(types, leaves, strict=True)):
-            if kind is object and isinstance(leaf, (PerReplica, np.ndarray, np.generic)):
+            if kind is object and leaf_kind(leaf) in (Leaf.PER_REPLICA, Leaf.HOST_ARRAY):
                 return f"its input{path} has no numbers, and stays on the host"
             if kind != types[0] or (kind is object and not _is_same(leaf, leaves[0])):
                 return f"its input{path} is not the same in step 0 and step {index}"
@@ -367,13 +378,14 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _type_of(leaf: Any) -> Hashable:
     """Equal for leaves that can be stacked; `object` for those that are no arrays."""
-    if isinstance(leaf, PerReplica):
-        numeric = all(map(placement.is_array_like, leaf._parts()))
-        return leaf._program_key if numeric else object
-    if isinstance(leaf, Mirrored):
-        return "mirrored", id(leaf.mesh), leaf.shape, leaf.dtype
-    if isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and placement.is_array_like(leaf):
-        return np.shape(leaf), jnp.result_type(leaf)
+    match leaf_kind(leaf):
+        case Leaf.PER_REPLICA:
+            numeric = all(map(placement.is_array_like, leaf._parts()))
+            return leaf._program_key if numeric else object
+        case Leaf.MIRRORED:
+            return "mirrored", id(leaf.mesh), leaf.shape, leaf.dtype
+        case Leaf.JAX_ARRAY | Leaf.TRACER | Leaf.HOST_ARRAY if placement.is_array_like(leaf):
+            return np.shape(leaf), jnp.result_type(leaf)
     return float if type(leaf) is float else object
 
 
@@ -381,13 +393,19 @@ def _array_of(leaf: Any) -> Any:
     """The array that `leaf` is or holds; None for any other object."""
     if _type_of(leaf) is object:
         return None
-    if isinstance(leaf, PerReplica):
-        return leaf._as_packed()
-    return leaf._replicated() if isinstance(leaf, Mirrored) else jnp.asarray(leaf)
+    match leaf_kind(leaf):
+        case Leaf.PER_REPLICA:
+            return leaf._as_packed()
+        case Leaf.MIRRORED:
+            return leaf._replicated()
+    return jnp.asarray(leaf)
 
 
 def _lifted(like: Any, array: Any) -> Any:
     """What a step sees of `array`, a value of the same type as `like`."""
-    if isinstance(like, PerReplica):
-        return PerReplica(like.mesh, packed=array, shapes=like.shapes)
-    return Mirrored(like.mesh, array=array) if isinstance(like, Mirrored) else array
+    match leaf_kind(like):
+        case Leaf.PER_REPLICA:
+            return PerReplica(like.mesh, packed=array, shapes=like.shapes)
+        case Leaf.MIRRORED:
+            return Mirrored(like.mesh, array=array)
+    return array

@@ -12,11 +12,13 @@ from replicax.backend.collectives import Reduction
 from replicax.backend.mesh import replica_mesh
 from replicax.backend.workers import Workers
 from replicax.cluster import arrival, detection, roles
+from replicax.cluster.addresses import own_ip
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.roles import Task
 from replicax.core.errors import ClusterError
 from replicax.core.options import CommunicationImplementation, CommunicationOptions
 from replicax.core.sharding import Sharding
+from replicax.engine.protocols import StrategyLike
 from replicax.input.topology import InputTopology
 from replicax.strategies.base import Strategy
 from replicax.strategies.extended import StrategyExtended
@@ -27,7 +29,7 @@ class MultiWorkerMirroredExtended(StrategyExtended):
 
     def __init__(
         self,
-        container_strategy: Any,
+        container_strategy: StrategyLike,
         resolver: ClusterResolver,
         options: CommunicationOptions,
         sharding: Sharding | None,
@@ -60,10 +62,12 @@ class MultiWorkerMirroredExtended(StrategyExtended):
         joining.require_not_started()
         addresses = [task.address for task in self._tasks]
         seconds = arrival.start_seconds()
+        host = own_ip(addresses, self._worker_id)
         arrival.meet(
             addresses,
             self._worker_id,
             names=names,
+            host=host,
             facts=arrival.own_facts(),
             seconds=seconds,
         )
@@ -71,6 +75,7 @@ class MultiWorkerMirroredExtended(StrategyExtended):
             addresses,
             self._worker_id,
             names=names,
+            host=host,
             timeout_seconds=options.timeout_seconds or joining.DEFAULT_TIMEOUT_SECONDS,
             start_seconds=seconds,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from replicax.engine.protocols import StrategyLike
 from replicax.strategies.base import Strategy
 from replicax.strategies.extended import StrategyExtended
 
@@ -11,7 +12,7 @@ from replicax.strategies.extended import StrategyExtended
 class OneDeviceExtended(StrategyExtended):
     """One replica on one device."""
 
-    def __init__(self, container_strategy: Any, device: Any) -> None:
+    def __init__(self, container_strategy: StrategyLike, device: Any) -> None:
         """Uses `device`."""
         super().__init__(container_strategy)
         self.set_replica_devices([device])

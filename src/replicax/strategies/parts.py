@@ -17,13 +17,14 @@ from replicax.backend.collectives import Reduction
 from replicax.backend.mesh import ReplicaMesh
 from replicax.backend.shards import ShardLayout
 from replicax.core.enums import ReduceOp
-from replicax.execution.frame import current_frame
+from replicax.engine.storage import own_part
+from replicax.engine.trace.frame import current_frame
 from replicax.values.distributed import DistributedValues
 from replicax.values.reduce import check_even
 from replicax.values.traced import TracedMirrored, TracedPerReplica
 from replicax.values.traced_parts import TracedSplit
 from replicax.variables.mirrored import MirroredVariable
-from replicax.variables.sharded import ShardedVariable, VariablePart, own_part
+from replicax.variables.sharded import ShardedVariable, VariablePart
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from replicax.core import nest
 from replicax.core.errors import BatchError
+from replicax.engine.protocols import StrategyLike
 from replicax.values.distributed import PerReplica
 
 _IN_FLIGHT = 2
@@ -21,7 +22,7 @@ class Prediction:
         strategy: Whose replicas make them.
     """
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: StrategyLike) -> None:
         """Nothing predicted yet."""
         self._strategy = strategy
         self._waiting: collections.deque[list[Any]] = collections.deque()
@@ -58,7 +59,7 @@ class Prediction:
     def _rows(self, leaf: Any) -> list[np.ndarray]:
         if not isinstance(leaf, PerReplica):
             return [np.asarray(leaf)]
-        if self._strategy.extended._input_topology.num_workers > 1:
+        if self._strategy.extended.mesh.spans_workers:
             return [np.asarray(self._strategy.gather(leaf, axis=0))]
         return [np.asarray(part) for part in leaf.values]
 

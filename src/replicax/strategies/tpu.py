@@ -5,8 +5,6 @@ A replica may span several logical devices, as a `DeviceAssignment` says.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
 from replicax.backend import devices
@@ -16,6 +14,7 @@ from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.tpu import TPUClusterResolver
 from replicax.core.sharding import Sharding
 from replicax.core.typing import Device
+from replicax.engine.protocols import StrategyLike
 from replicax.strategies.base import Strategy
 from replicax.strategies.extended import StrategyExtended
 from replicax.variables.partitioning import Rules
@@ -26,7 +25,7 @@ class TPUExtended(StrategyExtended):
 
     def __init__(
         self,
-        container_strategy: Any,
+        container_strategy: StrategyLike,
         resolver: ClusterResolver,
         assignment: DeviceAssignment | None,
         partition_rules: Rules | None,

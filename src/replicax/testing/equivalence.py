@@ -11,7 +11,8 @@ import numpy as np
 
 from replicax.backend.devices import local_devices
 from replicax.core.errors import CheckError
-from replicax.execution.frame import current_frame
+from replicax.engine.trace.frame import current_frame
+from replicax.strategies.base import Strategy
 from replicax.strategies.mirrored import MirroredStrategy
 from replicax.testing.scaling import advice_for, describe_ratio, uniform_ratio
 from replicax.testing.snapshot import (
@@ -22,7 +23,7 @@ from replicax.testing.snapshot import (
     named_variables,
     require_values,
 )
-from replicax.variables.creation import variable_creator_scope
+from replicax.variables.creators import variable_creator_scope
 from replicax.variables.variable import Variable
 
 _Step = dict[str, np.ndarray]
@@ -185,7 +186,7 @@ def _checked_iterable(trained: Any) -> Iterable[Any]:
     )
 
 
-def _leaves(yielded: Any, strategy: Any) -> list[tuple[str, Any]]:
+def _leaves(yielded: Any, strategy: Strategy) -> list[tuple[str, Any]]:
     if yielded is None:
         return list(named_variables(strategy))
     return named_leaves(yielded)

@@ -10,6 +10,7 @@ import numpy as np
 from replicax.backend.devices import device_name
 from replicax.core import nest
 from replicax.core.errors import CheckError
+from replicax.strategies.base import Strategy
 from replicax.testing.snapshot import comparable, differences, require_values
 from replicax.variables.mirrored import MirroredVariable
 from replicax.variables.registry import live_variables
@@ -35,7 +36,7 @@ class MirroredReport:
         )
 
 
-def check_mirrored(strategy: Any, variables: Any = None) -> MirroredReport:
+def check_mirrored(strategy: Strategy, variables: Any = None) -> MirroredReport:
     """Verifies that all copies of every mirrored variable are equal.
 
     They always should be; a difference means that something wrote to one copy.

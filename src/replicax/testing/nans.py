@@ -78,7 +78,7 @@ def find_nan(target: Any) -> NanFinding | None:
     return _first_nan(named_leaves(target))
 
 
-def nan_checked(fn: Callable[..., Any], strategy: Any) -> Callable[..., Any]:
+def nan_checked(fn: Callable[..., Any], strategy: Strategy) -> Callable[..., Any]:
     """`fn`, made to raise at the first call that brings, gives or leaves NaN.
 
     For debugging: every call waits for the devices and copies everything to the

@@ -10,7 +10,8 @@ import numpy as np
 from replicax.core import nest
 from replicax.core.enums import VariableAggregation, VariableSynchronization
 from replicax.core.errors import ContextError
-from replicax.execution.frame import current_frame
+from replicax.engine.trace.frame import current_frame
+from replicax.strategies.base import Strategy
 from replicax.variables.registry import live_variables
 from replicax.variables.variable import Variable
 
@@ -41,7 +42,7 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return [(leaf_name(path, leaf), leaf) for path, leaf in nest.leaves_with_path(tree)]
 
 
-def named_variables(strategy: Any) -> list[tuple[str, Variable]]:
+def named_variables(strategy: Strategy) -> list[tuple[str, Variable]]:
     """The live variables of a strategy that can be read, with what to call them."""
     readable = [variable for variable in live_variables(strategy) if is_readable(variable)]
     names = [variable.name for variable in readable]

@@ -21,10 +21,9 @@ import typing
 
 from jax import Array as Tensor
 
-from replicax.context.stack import get_replica_context
 from replicax.core.enums import VariableAggregation, VariableSynchronization
 from replicax.core.spec import TensorSpec, TypeSpec
-from replicax.functions.function import function
+from replicax.strategies.current import get_replica_context
 from replicax.tf import (
     compat,
     config,
@@ -32,6 +31,7 @@ from replicax.tf import (
     distribute,
     dtypes,
     errors,
+    io,
     keras,
     math,
     nest,
@@ -57,15 +57,18 @@ from replicax.tf.dtypes import (
     uint64,
 )
 from replicax.tf.equivalents import missing as _missing
+from replicax.tf.function import function
 from replicax.tf.gradient_tape import GradientTape
 from replicax.tf.ops import (
     add,
+    add_n,
     cast,
     concat,
     constant,
     convert_to_tensor,
     device,
     divide,
+    get_static_value,
     identity,
     matmul,
     multiply,
@@ -84,7 +87,8 @@ from replicax.tf.ops import (
     zeros,
     zeros_like,
 )
-from replicax.variables.creation import variable_creator_scope
+from replicax.tf.printing import print
+from replicax.variables.creators import variable_creator_scope
 from replicax.variables.variable import Variable
 
 __all__ = [
@@ -96,6 +100,7 @@ __all__ = [
     "VariableAggregation",
     "VariableSynchronization",
     "add",
+    "add_n",
     "bfloat16",
     "bool",
     "cast",
@@ -117,19 +122,23 @@ __all__ = [
     "float64",
     "function",
     "get_replica_context",
+    "get_static_value",
     "identity",
     "int16",
     "int32",
     "int64",
     "int8",
+    "io",
     "keras",
     "math",
     "matmul",
     "multiply",
     "nest",
+    "newaxis",
     "nn",
     "ones",
     "ones_like",
+    "print",
     "range",
     "reduce_max",
     "reduce_mean",
@@ -150,6 +159,8 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+newaxis = None
 
 
 def __getattr__(name: str) -> typing.Any:

@@ -4,8 +4,12 @@ They compare equal to the ``dtype`` of an array. The 64-bit ones stand for the
 32-bit ones while ``jax_enable_x64`` is off.
 """
 
+import typing
+
 import jax.numpy as jnp
 import numpy as np
+
+from replicax.tf.equivalents import missing as _missing
 
 __all__ = [
     "bfloat16",
@@ -40,3 +44,7 @@ uint8 = np.dtype("uint8")
 uint16 = np.dtype("uint16")
 uint32 = np.dtype("uint32")
 uint64 = np.dtype("uint64")
+
+
+def __getattr__(name: str) -> typing.Any:
+    raise _missing("tf.dtypes", name)

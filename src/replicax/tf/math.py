@@ -5,6 +5,7 @@ import typing
 from replicax.tf.equivalents import missing as _missing
 from replicax.tf.ops import (
     add,
+    add_n,
     divide,
     multiply,
     reduce_max,
@@ -17,6 +18,7 @@ from replicax.tf.ops import (
 
 __all__ = [
     "add",
+    "add_n",
     "divide",
     "multiply",
     "reduce_max",

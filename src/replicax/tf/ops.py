@@ -8,6 +8,7 @@ ints become float32 and int32, as documented; what does not fit raises.
 from __future__ import annotations
 
 import contextlib
+import functools
 import typing
 from collections import abc
 
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer as _Tracer
 
 from replicax.backend import devices as _devices
 from replicax.backend import placement as _placement
@@ -24,12 +26,14 @@ from replicax.values.operators import plain as _plain
 
 __all__ = [
     "add",
+    "add_n",
     "cast",
     "concat",
     "constant",
     "convert_to_tensor",
     "device",
     "divide",
+    "get_static_value",
     "identity",
     "matmul",
     "multiply",
@@ -328,6 +332,29 @@ def concat(values: typing.Any, axis: int, name: str = "concat") -> jax.Array:
     return jnp.concatenate([convert_to_tensor(value) for value in values], axis)
 
 
+def get_static_value(tensor: typing.Any, partial: bool = False) -> np.ndarray | None:
+    """The value as a NumPy array, or None for one that exists only when a compiled step runs.
+
+    Arrays of JAX have no ``numpy()``; this, or ``np.asarray(x)``, is what to write for it.
+
+    Args:
+        tensor: An array, a variable or a number.
+        partial: Ignored.
+
+    Returns:
+        The host array, or None.
+
+    Raises:
+        TypeError: If `tensor` has a value for each replica.
+
+    Example:
+        >>> get_static_value(constant([1.0, 2.0]))
+        array([1., 2.], dtype=float32)
+    """
+    array = convert_to_tensor(tensor)
+    return None if isinstance(array, _Tracer) else np.asarray(array)
+
+
 # -- arithmetic --------------------------------------------------------------------------------
 
 
@@ -343,6 +370,35 @@ def add(x: typing.Any, y: typing.Any, name: str | None = None) -> jax.Array:
         The array.
     """
     return jnp.add(*_operands(x, y))
+
+
+def add_n(inputs: abc.Sequence[typing.Any], name: str | None = None) -> jax.Array:
+    """The sum of arrays of one shape and dtype.
+
+    Args:
+        inputs: One array or more.
+        name: Ignored.
+
+    Returns:
+        The array.
+
+    Raises:
+        ValueError: If there is none, or they differ in shape or dtype.
+
+    Example:
+        >>> add_n([[1, 2], [3, 4], [5, 6]])
+        Array([ 9, 12], dtype=int32)
+    """
+    if not isinstance(inputs, abc.Sequence) or not inputs:
+        raise ValueError(f"add_n needs a list of one array or more; got {inputs!r}.")
+    tensors = [convert_to_tensor(each) for each in inputs]
+    kinds = [f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors]
+    if len(set(kinds)) > 1:
+        raise ValueError(
+            f"add_n needs arrays of one shape and dtype; got {', '.join(kinds)}. Write x + y to "
+            "broadcast."
+        )
+    return functools.reduce(jnp.add, tensors)
 
 
 def subtract(x: typing.Any, y: typing.Any, name: str | None = None) -> jax.Array:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from replicax.backend import collectives, compat, placement, workers
+from replicax.backend import collectives, placement, workers
 from replicax.backend.mesh import ReplicaMesh
 from replicax.core.errors import (
     DeletedValueError,
@@ -26,9 +26,12 @@ from replicax.core.errors import (
     TraceError,
 )
 from replicax.core.nest import NestLeaf
+from replicax.jax_internals.arrays import is_deleted, uncommitted, uncommitted_scalar
+from replicax.jax_internals.traces import concretely
 from replicax.values.operators import ArrayOperators, RefusedOperators
 
 Shape = tuple[int, ...]
+C = TypeVar("C", bound=type)
 
 
 class DistributedValues(NestLeaf):
@@ -307,7 +310,7 @@ class PerReplica(RefusedOperators, DistributedValues):
             arrays = [_pad(array, largest) for array in arrays]
         if is_traced:
             return jnp.concatenate([jnp.atleast_1d(array) for array in arrays])
-        with compat.concretely():
+        with concretely():
             return placement.assemble(arrays, self.mesh)
 
     def _largest_shape(self) -> Shape:
@@ -324,8 +327,10 @@ class PerReplica(RefusedOperators, DistributedValues):
             parts, freed = _traced_parts(self._packed, self.mesh), _itself
         else:
             assert replicas == self.mesh.local_replicas
-            parts, freed = placement.parts_of(self._packed, self.mesh), compat.uncommitted
+            parts, freed = placement.parts_of(self._packed, self.mesh), uncommitted
         shapes = self._shapes[replicas.start : replicas.stop]
+        if freed is uncommitted and not any(shapes):
+            return tuple(map(uncommitted_scalar, parts))
         # Trimmed while it is committed, or the component would move to the default device.
         return tuple(
             freed(part if part.shape == shape else _trim(part, shape))
@@ -388,7 +393,7 @@ class Mirrored(ArrayOperators, DistributedValues):
                 self._components = (self._array,) * len(self.mesh.local_replicas)
             else:
                 self._components = tuple(
-                    compat.uncommitted(part) for part in placement.parts_of(self._array, self.mesh)
+                    uncommitted(part) for part in placement.parts_of(self._array, self.mesh)
                 )
         return self._components
 
@@ -434,7 +439,7 @@ class Mirrored(ArrayOperators, DistributedValues):
             _refuse_deleted(self._array, self._components, self.mesh, name)
 
 
-def register_as_array(cls: type) -> type:
+def register_as_array(cls: C) -> C:
     """Makes JAX functions see the current value when they get an instance of `cls`."""
 
     def value_of(_: None, children: Any) -> Any:
@@ -463,7 +468,7 @@ def _refuse_deleted(
 
 def _is_deleted(value: Any) -> bool:
     is_concrete = isinstance(value, jax.Array) and not isinstance(value, Tracer)
-    return is_concrete and compat.is_deleted(value)
+    return is_concrete and is_deleted(value)
 
 
 def _shown(mesh: ReplicaMesh, values: Sequence[Any]) -> str:

@@ -130,6 +130,11 @@ class ArrayOperators:
     def __divmod__(self, other: Any) -> Any:
         return divmod(self.read_value(), plain(other))
 
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self)
+        return workers.translated(lambda: format(self.read_value(), spec))
+
     def __getattr__(self, name: str) -> Any:
         # Array methods and properties (``.sum()``, ``.T``, ``.at``) without listing them all.
         if name.startswith("_") or not hasattr(jax.Array, name):
@@ -166,6 +171,15 @@ class RefusedOperators:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         raise self._refuse("numpy.asarray")
+
+    def numpy(self) -> NoReturn:
+        """Raises the error that says how to get one array."""
+        raise self._refuse("numpy()")
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise self._refuse(f"the format {spec!r}")
+        return str(self)
 
     def __eq__(self, other: object) -> bool:
         # Against its own kind identity, so that membership works; anything else is a mistake.

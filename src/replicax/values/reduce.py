@@ -56,7 +56,7 @@ def as_array(value: Any, name: str) -> jax.Array:
         BatchError: If it would be narrowed and does not fit.
     """
     value = plain(value)
-    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+    if isinstance(value, placement.Arrays):
         value = placement.narrowed(value, name)
     return jnp.asarray(value)
 
@@ -88,6 +88,23 @@ def reduce_leaf(
     if op is ReduceOp.SUM:
         total = total * jnp.asarray(mesh.num_replicas, total.dtype)
     return collectives.finished(op, total, dtype, count)
+
+
+def reduce_to_all(op: ReduceOp, value: Any, mesh: ReplicaMesh, reduction: Reduction) -> jax.Array:
+    """A concrete value combined across the replicas, with a copy on every device of the mesh.
+
+    A program that adds leaves a copy on each of them; only other results are copied.
+    """
+    if isinstance(value, PerReplica) and not _is_empty(value):
+        value._refuse_deleted("a per-replica value to reduce")
+        check_even(value)
+        packed = value._as_packed()
+        total = _total_on_host(op, value, packed) if reduction.is_plain_sum else None
+        if total is None:
+            return _launch_reducer(op, [value], [packed], None, reduction)[0]
+    else:
+        total = reduce_leaf(op, value, None, mesh, reduction)
+    return placement.replicate(total, mesh)
 
 
 def _is_empty(value: PerReplica) -> bool:
@@ -160,10 +177,8 @@ def _reduce_packed(
     if not values:
         return []
     packed = [value._as_packed() for value in values]
-    scalars = tuple(not value.shapes[0] for value in values)
-    reducer = _reducer(op, axis, values[0].mesh, scalars, reduction)
     if any(isinstance(array, Tracer) for array in packed):
-        return reducer(packed)[1]
+        return _reducer_of(op, values, axis, reduction)(packed)[1]
     if axis is None and reduction.is_plain_sum:
         large = [
             _total_on_host(op, value, array) for value, array in zip(values, packed, strict=True)
@@ -172,8 +187,27 @@ def _reduce_packed(
             rest = [v for v, total in zip(values, large, strict=True) if total is None]
             others = iter(_reduce_packed(op, rest, axis, reduction))
             return [next(others) if total is None else total for total in large]
+    totals = _launch_reducer(op, values, packed, axis, reduction)
+    return [placement.one_device(total) for total in totals]
+
+
+def _launch_reducer(
+    op: ReduceOp,
+    values: Sequence[PerReplica],
+    packed: list[jax.Array],
+    axis: Axis,
+    reduction: Reduction,
+) -> list[jax.Array]:
+    reducer = _reducer_of(op, values, axis, reduction)
     _meet_before_first(f"a reduction ({op.name}, axis {axis})", values[0].mesh, reducer, packed)
-    return [placement.one_device(total) for total in launch(reducer, packed)]
+    return launch(reducer, packed)
+
+
+def _reducer_of(
+    op: ReduceOp, values: Sequence[PerReplica], axis: Axis, reduction: Reduction
+) -> Any:
+    scalars = tuple(not value.shapes[0] for value in values)
+    return _reducer(op, axis, values[0].mesh, scalars, reduction)
 
 
 def _total_on_host(op: ReduceOp, value: PerReplica, packed: jax.Array) -> jax.Array | None:

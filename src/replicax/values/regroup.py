@@ -7,8 +7,9 @@ the views of one variable become that variable; anything else is a `PerReplica`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -31,7 +32,7 @@ def regroup(
     *,
     find_mirrored: FindMirrored,
     arguments: Collection[int] = (),
-    shared: Collection[int] = (),
+    shared: Mapping[int, int] = types.MappingProxyType({}),
     what: str = "the end of a run",
 ) -> Any:
     """One nest out of one nest per replica.
@@ -42,7 +43,8 @@ def regroup(
         find_mirrored: The mirrored value that an array is a copy of, if any.
         arguments: The ``id`` of every argument leaf: a NumPy array counts as
             "the same object" only when it was passed in.
-        shared: The ``id`` of every array that all workers have alike; only with several.
+        shared: The ``id`` of every array and mirrored value that all workers have alike, with a
+            number that is the same on all of them; only with several.
         what: Where the replicas are, for errors when another worker is somewhere else.
     """
     if mesh.num_replicas == 1:
@@ -64,7 +66,7 @@ def regroup(
         return PerReplica(mesh, components=leaves) if container is None else container
 
     merged = nest.transpose(results, merge)
-    return agreed(merged, mesh, what) if mesh.spans_workers else merged
+    return agreed(merged, mesh, shared, what) if mesh.spans_workers else merged
 
 
 def same_python_value(leaves: Sequence[Any]) -> bool:
@@ -99,49 +101,63 @@ def select(tree: Any, replica_id: int) -> Any:
     )
 
 
-def agreed(merged: Any, mesh: ReplicaMesh, what: str) -> Any:
+def agreed(merged: Any, mesh: ReplicaMesh, shared: Mapping[int, int], what: str) -> Any:
     """What the replicas of this worker returned, as it is seen with those of all workers.
 
-    A number that is the same on one worker may be another on the next one; then it is a
-    `PerReplica` on both. Values get to know the shapes of their components everywhere.
+    A value that is the same on all replicas of one worker may be another on the next one; then it
+    is a `PerReplica` on both. Values get to know the shapes of their components everywhere.
 
     Raises:
         ValueError: If the workers returned different structures.
         WorkersDifferError: If they returned leaves of different kinds.
     """
     leaves, structure = nest.flatten(merged)
-    rows = workers.require().exchange(what, [str(structure), [_described(leaf) for leaf in leaves]])
-    for rank, (other, kinds) in enumerate(rows):
-        kinds_differ = [own[0] != kind[0] for own, kind in zip(rows[0][1], kinds, strict=False)]
+    count = len(mesh.local_replicas)
+    own = [_described(leaf, count, shared) for leaf in leaves]
+    rows = workers.require().exchange(what, [str(structure), own])
+    for rank, (other, _) in enumerate(rows):
         if other != rows[0][0]:
-            replica_id = rank * len(mesh.local_replicas)
-            nest.refuse_structures(rows[0][0], other, replica_id)
-        if any(kinds_differ):
-            group = workers.require()
-            raise WorkersDifferError(
-                f"a run returned leaves of different kinds: {[kind[0] for kind in kinds]} on "
-                f"{group.names[rank]}, and {[kind[0] for kind in rows[0][1]]} on {group.names[0]}."
-            )
+            nest.refuse_structures(rows[0][0], other, rank * count)
     for index, leaf in enumerate(leaves):
-        everywhere = [kinds[index] for _, kinds in rows]
+        everywhere = [described[index] for _, described in rows]
+        kinds = {kind for kind, _, _ in everywhere}
+        if len(kinds) > 1 and not kinds <= _ARRAYS:
+            _refuse_kinds([[kind for kind, _, _ in described] for _, described in rows])
+        shapes = [tuple(shape) for _, _, here in everywhere for shape in here]
         if isinstance(leaf, PerReplica):
-            shapes = [tuple(shape) for _, here in everywhere for shape in here]
             leaves[index] = leaf._with_shapes(shapes)
-        elif everywhere[0][0] == "number" and any(row != everywhere[0] for row in everywhere):
-            here = [leaf] * len(mesh.local_replicas)
-            leaves[index] = PerReplica(mesh, components=here, shapes=[()] * mesh.num_replicas)
+        elif any(row != everywhere[0] for row in everywhere):
+            here = leaf.values if isinstance(leaf, Mirrored) else [leaf] * count
+            leaves[index] = PerReplica(mesh, components=here, shapes=shapes)
     return nest.unflatten(structure, leaves)
 
 
-def _described(leaf: Any) -> list[Any]:
-    """What other workers must know of a leaf; a plain value for JSON."""
+_ARRAYS = {"number", "shared", "per replica"}
+"""The kinds of leaves that may stand in one place: each worker has arrays, or numbers, there."""
+
+
+def _refuse_kinds(rows: list[list[str]]) -> NoReturn:
+    rank = next(rank for rank, kinds in enumerate(rows) if kinds != rows[0])
+    names = workers.require().names
+    raise WorkersDifferError(
+        f"a run returned leaves of different kinds: {rows[rank]} on {names[rank]}, and {rows[0]} "
+        f"on {names[0]}."
+    )
+
+
+def _described(leaf: Any, count: int, shared: Mapping[int, int]) -> list[Any]:
+    """What other workers must know of a leaf: its kind, which one it is, the shapes of its parts.
+
+    Plain values for JSON.
+    """
     if isinstance(leaf, PerReplica):
         if all(map(placement.is_array_like, leaf.values)):
-            # A number here may be an array of no dims elsewhere: both are per replica.
-            is_number = all(type(value) in _EQUAL_BY_VALUE for value in leaf.values)
-            kind = "number" if is_number else "per replica"
-            return [kind, [list(np.shape(value)) for value in leaf.values]]
-        return ["object", [[]] * len(leaf.values)]
+            return ["per replica", None, [list(np.shape(value)) for value in leaf.values]]
+        return ["object", None, [[]] * count]
+    if type(leaf) in (str, bytes):
+        return ["text", repr(leaf), [[]] * count]
     if type(leaf) in _EQUAL_BY_VALUE:
-        return ["number", repr(leaf)]
-    return ["object", ""]
+        return ["number", repr(leaf), [[]] * count]
+    if id(leaf) in shared:
+        return ["shared", shared[id(leaf)], [list(np.shape(leaf))] * count]
+    return ["object", "", [[]] * count]

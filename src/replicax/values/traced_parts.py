@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from replicax.backend import compat
 from replicax.backend.mesh import ReplicaMesh
 from replicax.backend.shards import ShardLayout
+from replicax.jax_internals.traces import current_trace, inside_trace
 from replicax.values.distributed import Mirrored, register_as_array
 from replicax.values.traced import TracedMirrored
 
@@ -26,7 +26,7 @@ class TracedSplit(TracedMirrored):
         Mirrored.__init__(self, mesh)
         self._part = part
         self._layout = layout
-        self._trace = compat.current_trace()
+        self._trace = current_trace()
 
     def __repr__(self) -> str:
         return f"Mirrored:{{each of {self.mesh.num_replicas} replicas has a part: {self._part!r}}}"
@@ -49,7 +49,7 @@ class TracedSplit(TracedMirrored):
     def _replicated(self, name: Any = None) -> jax.Array:
         """The whole."""
         if self._array is None:
-            with compat.inside_trace(self._trace):
+            with inside_trace(self._trace):
                 self._array = self._layout.gathered(self._part)
         return self._array
 

@@ -7,15 +7,16 @@ from typing import Any
 
 import jax
 
-from replicax.context import stack
 from replicax.core.errors import ContextError, VariableError
 from replicax.core.typing import Device
-from replicax.execution.frame import current_frame
-from replicax.execution.overrides import drop_override
+from replicax.engine.contexts import stack
+from replicax.engine.protocols import ExtendedLike
+from replicax.engine.storage import Storage
+from replicax.engine.trace.frame import current_frame
+from replicax.engine.trace.overrides import drop_override
 from replicax.values.distributed import ComponentView, DistributedValues, register_as_array
 from replicax.values.operators import AssignableOperators
 from replicax.variables.conversion import converted
-from replicax.variables.storage import Storage
 from replicax.variables.update import UpdateSession
 from replicax.variables.variable import COMBINES, Variable, describe_component
 
@@ -36,6 +37,12 @@ class DistributedVariable(Variable, DistributedValues):
         """The variable itself: in a replica it reads and writes that replica's copy."""
         del replica_id
         return self
+
+    @property
+    def _extended(self) -> ExtendedLike:
+        """The logic of the strategy that created it."""
+        assert self._strategy is not None
+        return self._strategy.extended
 
     @property
     def values(self) -> tuple[VariableCopy, ...]:
@@ -65,7 +72,7 @@ class DistributedVariable(Variable, DistributedValues):
         if entry.mode is stack.Mode.UPDATE:
             return entry.copy_id
         if entry.mode is stack.Mode.REPLICA and entry.strategy is self._strategy:
-            mesh = self._strategy.extended.mesh
+            mesh = self._extended.mesh
             return mesh.local_index(entry.replica_context.replica_id_in_sync_group)
         return None
 

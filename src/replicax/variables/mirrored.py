@@ -8,20 +8,20 @@ import jax
 import jax.numpy as jnp
 
 from replicax.backend import collectives
-from replicax.context import stack
 from replicax.core.enums import ReduceOp, VariableAggregation
-from replicax.execution.frame import Frame, current_frame
+from replicax.engine.contexts import stack
+from replicax.engine.storage import exclusively
+from replicax.engine.trace.frame import Frame, current_frame
+from replicax.values.consistency import require_same
 from replicax.values.distributed import register_as_array
 from replicax.values.reduce import first_component, reduce_leaf
 from replicax.values.traced import TracedPerReplica
-from replicax.variables.consistency import require_same
 from replicax.variables.conversion import check_dtype, converted
 from replicax.variables.distributed import (
     DistributedVariable,
     require_no_copy_drift,
     require_same_copies,
 )
-from replicax.variables.storage import exclusively
 from replicax.variables.variable import COMBINES
 
 
@@ -78,11 +78,11 @@ class MirroredVariable(DistributedVariable):
 
     @property
     def _num_replicas(self) -> int:
-        return self._strategy.num_replicas_in_sync
+        return self._extended.mesh.num_replicas
 
     def _combined(self, value: Any, method: str) -> Any:
         """The values of all replicas as one, by the aggregation."""
-        mesh = self._strategy.extended.mesh
+        mesh = self._extended.mesh
         if self._num_replicas == 1 or self._aggregation is VariableAggregation.NONE:
             return value
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
@@ -90,7 +90,7 @@ class MirroredVariable(DistributedVariable):
                 return collectives.from_first_replica(value._local)
             return first_component(value)
         op = ReduceOp.parse(self._aggregation)
-        reduced = reduce_leaf(op, value, None, mesh, self._strategy.extended._reduction)
+        reduced = reduce_leaf(op, value, None, mesh, self._extended._reduction)
         check_dtype(reduced.dtype, self._storage, method)
         return reduced.astype(self._storage.dtype)
 

@@ -18,7 +18,6 @@ from replicax.backend import devices, partition
 from replicax.backend.mesh import ReplicaMesh
 from replicax.backend.partition import Layout
 from replicax.core.typing import Device
-from replicax.variables.variable import Variable
 
 Rules = Mapping[str, Layout | None] | Sequence[tuple[str | re.Pattern[str], Layout | None]]
 """Patterns of names, each with a layout, or None for variables that stay whole."""
@@ -143,28 +142,3 @@ def _require_whole(asked: Layout, shape: tuple[int, ...], what: str, home: Devic
         )
     if not isinstance(asked, PartitionSpec):
         partition.require_fit(entries, shape, what)
-
-
-def is_partitioned(value: Any) -> bool:
-    """Whether `value` is a variable in pieces."""
-    return isinstance(value, Variable) and value._storage.spec is not None
-
-
-def layout_like(primary: Variable | None, shape: tuple[int, ...], strategy: Any) -> dict[str, Any]:
-    """The argument of ``Variable(...)`` for state of an optimizer, which no rule is for.
-
-    Of the shape of `primary` it is cut as `primary` is, and stays whole otherwise.
-
-    Example:
-        >>> import replicax as rx
-        >>> strategy = rx.MirroredStrategy(logical_devices=4)
-        >>> with strategy.scope():
-        ...     w = rx.Variable([[1.0, 2.0, 3.0, 4.0]], partition_dimensions=[1, 4])
-        ...     momentum = rx.Variable([[0.0] * 4], **layout_like(w, (1, 4), strategy))
-        >>> momentum.partition_dimensions
-        (1, 4)
-    """
-    if strategy.extended.mesh.num_logical_devices == 1:
-        return {}
-    spec = primary._storage.spec if primary is not None and primary.shape == shape else None
-    return {"partition_dimensions": PartitionSpec() if spec is None else spec}

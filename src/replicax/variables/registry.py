@@ -1,6 +1,6 @@
 """The variables that exist now, so that tools can look at all of a strategy's at once.
 
-Holds them weakly: being listed keeps no variable alive. `variables.creation` is
+Holds them weakly: being listed keeps no variable alive. `variables.construction` is
 the only writer.
 """
 
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
-from replicax.variables.variable import Variable
+from replicax.engine.protocols import StrategyLike
+
+if TYPE_CHECKING:
+    from replicax.variables.variable import Variable
 
 _live: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
 _observer: Callable[[Variable], None] | None = None
@@ -32,7 +35,7 @@ def register(variable: Variable) -> None:
         _observer(variable)
 
 
-def live_variables(strategy: Any) -> list[Variable]:
+def live_variables(strategy: StrategyLike) -> list[Variable]:
     """The variables that `strategy` has created and that are still in use, oldest first.
 
     Variables whose trace failed before they had a value are left out.

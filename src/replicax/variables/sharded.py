@@ -18,35 +18,14 @@ from replicax.backend import placement
 from replicax.backend.runahead import RUN_AHEAD
 from replicax.backend.shards import ShardLayout
 from replicax.core.errors import ContextError
-from replicax.execution.frame import Frame, current_frame
-from replicax.execution.overrides import drop_override
-from replicax.execution.uniform import uniform
+from replicax.engine.storage import stored
+from replicax.engine.trace.frame import Frame, current_frame
+from replicax.engine.trace.overrides import drop_override
 from replicax.values.distributed import ComponentView, register_as_array
 from replicax.values.operators import AssignableOperators
 from replicax.variables.conversion import converted
 from replicax.variables.mirrored import MirroredVariable
-from replicax.variables.storage import Storage
 from replicax.variables.variable import COMBINES, describe_component
-
-
-def own_part(layout: ShardLayout, whole: Any, what: str) -> jax.Array:
-    """The replica's part of a whole value, in a compiled replica function.
-
-    Args:
-        layout: How it is split.
-        whole: The value, which all replicas must have.
-        what: What it is, for the error if they have not.
-    """
-    return layout.own_part(uniform(jnp.asarray(whole), what))
-
-
-def stored(storage: Storage, whole: Any, frame: Frame) -> jax.Array:
-    """What `frame` keeps of a whole value of a variable that is split."""
-    layout = storage.layout
-    assert layout is not None
-    if not frame.in_replica:
-        return layout.split(jnp.asarray(whole))
-    return own_part(layout, whole, f"the value assigned to variable {storage.name!r}")
 
 
 @register_as_array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -13,18 +14,18 @@ from jax.core import Tracer
 
 from replicax.backend import collectives, placement
 from replicax.backend.mesh import ReplicaMesh
-from replicax.context import stack
 from replicax.core.enums import ReduceOp, VariableAggregation
 from replicax.core.errors import VariableError
 from replicax.core.names import REPLICA_AXIS
-from replicax.execution.frame import Frame, current_frame
+from replicax.engine.contexts import stack
+from replicax.engine.storage import exclusively
+from replicax.engine.trace.frame import Frame, current_frame
+from replicax.values.consistency import require_same
 from replicax.values.distributed import PerReplica, register_as_array
 from replicax.values.reduce import first_component, reduce_leaf
 from replicax.values.traced import TracedPerReplica, gather_equal_components
-from replicax.variables.consistency import require_same
 from replicax.variables.conversion import converted
 from replicax.variables.distributed import DistributedVariable, require_same_copies
-from replicax.variables.storage import exclusively
 from replicax.variables.variable import COMBINES
 
 
@@ -133,7 +134,7 @@ class SyncOnReadVariable(DistributedVariable):
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             return collectives.from_first_replica(local)
         op = ReduceOp.parse(self._aggregation)
-        reduced = reduce_leaf(op, copies, None, self._mesh, self._strategy.extended._reduction)
+        reduced = reduce_leaf(op, copies, None, self._mesh, self._extended._reduction)
         return reduced.astype(self._storage.dtype)
 
     # -- assigning ---------------------------------------------------------------------------
@@ -198,6 +199,7 @@ class SyncOnReadVariable(DistributedVariable):
         return [first] + [other] * (num_copies - 1)
 
 
+@functools.partial(jax.jit, static_argnums=1)  # a dozen operations, each time metrics are reset
 def divide_exactly(total: jax.Array, parts: int) -> tuple[jax.Array, jax.Array]:
     """A first part, and one for all others, whose sum in any order is exactly `total`.
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from replicax.backend import placement
 from replicax.core.errors import VariableError
-from replicax.execution import epoch
-from replicax.variables.consistency import require_same
-from replicax.variables.storage import Storage
+from replicax.engine.storage import Storage
+from replicax.engine.trace import epoch
+from replicax.values.consistency import require_same
 
 
 class UpdateSession:

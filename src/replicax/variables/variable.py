@@ -2,8 +2,8 @@
 
 This class says what a variable offers and where a read or an assignment goes: to
 the frame of a trace, or to the storage. What a copy, a read across replicas or an
-assignment in a replica means, the subclasses say (`plain`, `mirrored`,
-`sync_on_read`).
+assignment in a replica means, the subclasses say (`mirrored`, `sync_on_read`); a variable without a
+strategy is none of them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from replicax.backend import compat, partition, workers
-from replicax.context import stack
+from replicax.backend import partition, workers
 from replicax.core import notices
 from replicax.core.enums import VariableAggregation, VariableSynchronization
 from replicax.core.errors import StaleReadError, VariableError
 from replicax.core.nest import NestLeaf
 from replicax.core.typing import Device
-from replicax.execution import epoch
-from replicax.execution.frame import Frame, current_frame
-from replicax.execution.overrides import drop_override, override_of
+from replicax.engine.contexts import stack
+from replicax.engine.protocols import StrategyLike
+from replicax.engine.storage import Storage, exclusively
+from replicax.engine.trace import epoch
+from replicax.engine.trace.frame import Frame, current_frame
+from replicax.engine.trace.overrides import drop_override, override_of
+from replicax.jax_internals.traces import is_batching, is_staging
+from replicax.values.distributed import register_as_array
 from replicax.values.operators import AssignableOperators
-from replicax.variables.storage import Storage
+from replicax.variables import creators
+from replicax.variables.construction import build
+from replicax.variables.conversion import converted
 
 Combine = Callable[[Any, Any], Any]
 
@@ -45,26 +51,19 @@ COMBINES: dict[str, Combine] = {
 class _CreateByContext(type):
     """Makes ``Variable(...)`` create whatever kind of variable the context asks for."""
 
-    create: Callable[..., Variable]
-
     if not TYPE_CHECKING:  # a type checker takes the signature of Variable.__init__
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             if cls is Variable:
-                return _CreateByContext.create(*args, **kwargs)
+                return creators.create(_plain_variable, *args, **kwargs)
             return super().__call__(*args, **kwargs)
 
 
-def provide_creation(create: Callable[..., Variable]) -> None:
-    """Tells what ``Variable(...)`` does; set once, by `variables.creation`."""
-    _CreateByContext.create = create
-    Variable.__signature__ = inspect.signature(create)
-
-
+@register_as_array
 class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
     """A value that can be assigned.
 
-    Outside a strategy's scope an ordinary variable; inside, the strategy decides
+    Outside a strategy's scope an ordinary variable, with one copy; inside, the strategy decides
     how many copies there are and how they are kept together. It works as an
     array in operators, in ``jax.numpy`` and ``jax.nn``, and as an argument of
     ``jax.jit`` and ``jax.vmap``.
@@ -122,7 +121,7 @@ class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
         self,
         storage: Storage,
         *,
-        strategy: Any,
+        strategy: StrategyLike | None,
         trainable: bool,
         synchronization: VariableSynchronization,
         aggregation: VariableAggregation,
@@ -186,6 +185,11 @@ class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
         return self._strategy
 
     @property
+    def distribute_strategy(self) -> Any:
+        """The documented name of `strategy`."""
+        return self._strategy
+
+    @property
     def partition_dimensions(self) -> tuple[int, ...]:
         """Into how many pieces each dim is cut, over the logical devices of each replica.
 
@@ -231,10 +235,10 @@ class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
         return self._read_concrete()
 
     def _read_traced(self, frame: Frame) -> Any:
-        raise NotImplementedError
+        return frame.read(self._storage)
 
     def _read_concrete(self) -> jax.Array:
-        raise NotImplementedError
+        return self._storage.hand_out()
 
     # -- assigning ---------------------------------------------------------------------------
 
@@ -300,7 +304,28 @@ class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
 
     def _apply(self, method: str, value: Any) -> None:
         """Assigns according to the context."""
-        raise NotImplementedError
+        entry = stack.top()
+        if entry is not None and entry.mode is stack.Mode.REPLICA:
+            replicas = entry.strategy.num_replicas_in_sync
+            if replicas > 1:
+                raise VariableError(
+                    f"{method} of variable {self.name!r} inside run on {replicas} replicas: it was "
+                    "created outside the strategy's scope and has one copy, so every replica "
+                    "would update it. Create it inside `with strategy.scope():`."
+                )
+        storage = self._storage
+        value = converted(value, storage, method)
+        frame = current_frame()
+        with exclusively():
+            if method != "assign":
+                old = frame.read(storage) if frame is not None else storage.live_array()
+                value = COMBINES[method](old, value).astype(storage.dtype)
+            if frame is not None:
+                frame.write(storage, jnp.asarray(value))
+            elif method == "assign":
+                storage.set_value(value)
+            else:
+                storage.set(value)  # just computed: nobody else has it
 
     # -- rules common to all kinds -----------------------------------------------------------
 
@@ -318,13 +343,13 @@ class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
 
     def _check_foreign_trace(self, use: str) -> None:
         """Raises if JAX would remember the value seen now, or leak one that is not there yet."""
-        if use != "read" and compat.is_batching():
+        if use != "read" and is_batching():
             raise StaleReadError(
                 f"variable {self.name!r} is assigned inside jax.vmap, where every element would "
                 "write its own value. Return the values from the mapped function, combine them, "
                 "and assign the result outside."
             )
-        if not compat.is_staging():
+        if not is_staging():
             return
         if use == "read" and epoch.has_token():
             epoch.note_traced_read()
@@ -367,10 +392,24 @@ class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
         )
 
 
+_create: Any = inspect.signature(creators.create)
+Variable.__signature__ = _create.replace(parameters=[*_create.parameters.values()][1:])
+
+
+def _plain_variable(**options: Any) -> Variable:
+    """What ``Variable(...)`` is where no strategy is in force."""
+    return build(lambda storage: Variable, strategy=None, **options)
+
+
+def is_partitioned(value: Any) -> bool:
+    """Whether `value` is a variable in pieces."""
+    return isinstance(value, Variable) and value._storage.spec is not None
+
+
 def describe_component(variable: Any, read: Callable[[], Any]) -> str:
     """One line: name, shape, dtype and value."""
     text = f"<rx.Variable {variable.name!r} shape={variable.shape} dtype={variable.dtype}"
-    if current_frame() is not None or compat.is_staging():
+    if current_frame() is not None or is_staging():
         return f"{text}>"
     try:
         return f"{text}, {workers.translated(lambda: _shown(read()))}>"

@@ -170,6 +170,13 @@ def test_a_pipeline_that_means_something_else_over_fewer_files_has_none(why, mak
     assert not isinstance(source_of(make(dataset)), FileSource)
 
 
+def test_parts_of_array_record_files_cannot_be_divided_by_file(tmp_path):
+    paths = written(tmp_path, write_array_record)
+    source = source_of(array_record_map([f"{paths[0]}[0:1]", *paths[1:]]))
+    with pytest.raises(BatchError, match=r"reads parts of them.*Use AutoShardPolicy\.DATA"):
+        source.of_files((paths[0],))
+
+
 def test_a_file_that_is_read_twice_cannot_be_given_away(tmp_path):
     path = written(tmp_path, write_tfrecord)[0]
     assert not isinstance(source_of(tfrecords_listed([path, path])), FileSource)

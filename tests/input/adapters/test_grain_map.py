@@ -205,11 +205,6 @@ class TestErrors:
         with pytest.raises(BatchError, match=r"the element of a Grain MapDataset is a scalar"):
             next(source.open(epoch=0, start=0))
 
-    def test_elements_that_are_batches_already_are_taken_if_that_is_said(self):
-        dataset = grain.MapDataset.source([np.arange(3), np.arange(2)])
-        source = grain_map.source_of(dataset, holds_batches=True)
-        assert [batch.tolist() for batch in source.open(epoch=0, start=0)] == [[0, 1, 2], [0, 1]]
-
     def test_ragged_examples_are_named(self):
         dataset = grain.MapDataset.range(1, 4).map(lambda n: {"a": 0, "b": np.ones(n)}).batch(3)
         with pytest.raises(BatchError, match=r"leaf \['b'\] has the shapes \(1,\), \(2,\), \(3,\)"):

@@ -6,7 +6,6 @@ When a release of Grain moves one, a test here says which.
 import pathlib
 import re
 
-import array_record.python.array_record_module as array_record
 import grain
 import numpy as np
 import pytest
@@ -120,20 +119,6 @@ def test_a_loader_keeps_what_it_was_given():
     assert loader._shard_options.shard_count == 1
     assert [type(op).__name__ for op in loader._operations] == ["Batch"]
     assert isinstance(loader._dataset, grain.IterDataset)
-
-
-def test_an_array_record_source_keeps_a_reading_instruction_for_each_file(tmp_path):
-    path = str(tmp_path / "records")
-    writer = array_record.ArrayRecordWriter(path, "group_size:1")
-    for record in (b"a", b"b"):
-        writer.write(record)
-    writer.close()
-    source = grain.sources.ArrayRecordDataSource([path])
-    assert source.paths == source._paths == [path]
-    assert [step.filename for step in source._read_instructions] == [path]
-    assert [step.num_records for step in source._read_instructions] == [2]
-    assert source._num_records == 2
-    assert source._prefix_sums == [2]
 
 
 def test_no_other_module_touches_private_attributes_of_grain():

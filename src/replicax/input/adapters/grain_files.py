@@ -5,8 +5,6 @@ With `grain_nodes` the only module that touches private attributes of Grain.
 
 from __future__ import annotations
 
-import copy
-import itertools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -58,7 +56,8 @@ def over_files(dataset: Node, files: Sequence[str]) -> Node:
     """The same pipeline over some of its files.
 
     Raises:
-        BatchError: If there are none, or one that the pipeline does not read.
+        BatchError: If there are none, or one that the pipeline does not read, or if it reads
+            parts of ArrayRecord files.
     """
     known = files_of(dataset)
     if not files or not set(files) <= set(known):
@@ -107,7 +106,8 @@ def _names(paths: Sequence[Any]) -> list[str]:
 
 
 def _is_array_record(source: Any) -> bool:
-    return any(base.__name__ == "ArrayRecordDataSource" for base in type(source).__mro__)
+    """Whether it is made of paths alone, which a subclass need not be."""
+    return type(source).__name__ == "ArrayRecordDataSource"
 
 
 def _over(node: Node, files: frozenset[str]) -> Node:
@@ -130,18 +130,14 @@ def _over(node: Node, files: frozenset[str]) -> Node:
 def _source_over(source: Any, files: frozenset[str]) -> Any:
     if not _is_array_record(source):
         return _kept(source, files)
-    kept = [step for step in source._read_instructions if os.fsdecode(step.filename) in files]
-    counts = [step.num_records for step in kept]
-    twin = copy.copy(source)
-    twin.__setstate__(
-        {
-            "_read_instructions": kept,
-            "_paths": [step.filename for step in kept],
-            "_num_records": sum(counts),
-            "_prefix_sums": list(itertools.accumulate(counts)),
-        }
-    )
-    return twin
+    make = type(source)
+    if len(make(source.paths)) != len(source):
+        raise BatchError(
+            f"an ArrayRecordDataSource over the files {_names(source.paths)} reads parts of them, "
+            f"{len(source)} records, so its files cannot be divided among workers. Use "
+            "AutoShardPolicy.DATA, which divides the records."
+        )
+    return make(_kept(source.paths, files))
 
 
 def _interleaved_over(datasets: Any, files: frozenset[str]) -> Any:

@@ -36,7 +36,6 @@ def source_of(
     *,
     auto_shard_policy: AutoShardPolicy | None = None,
     read_options: Any = None,
-    holds_batches: bool = False,
 ) -> IndexedSource:
     """A source of the batches of a `grain.MapDataset`.
 
@@ -45,15 +44,12 @@ def source_of(
         auto_shard_policy: The policy that the user attached to it.
         read_options: The `grain.ReadOptions` of the threads that read ahead; None reads
             in the thread that takes the batches.
-        holds_batches: Whether its elements are batches even though nothing in the
-            pipeline batches them.
     """
     kind = GrainMapFileSource if grain_files.files_of(dataset) else GrainMapSource
     return kind(
         dataset,
         auto_shard_policy=auto_shard_policy,
         read_options=read_options,
-        holds_batches=holds_batches,
     )
 
 
@@ -64,7 +60,6 @@ class GrainMapSource(HostSource, IndexedSource):
         dataset: The pipeline.
         auto_shard_policy: The policy that the user attached to it.
         read_options: The `grain.ReadOptions` of threads that read ahead, or None.
-        holds_batches: Whether its elements are batches whatever made them.
 
     Example:
         >>> import grain
@@ -82,12 +77,10 @@ class GrainMapSource(HostSource, IndexedSource):
         *,
         auto_shard_policy: AutoShardPolicy | None = None,
         read_options: Any = None,
-        holds_batches: bool = False,
     ) -> None:
         self._dataset = dataset
         self._policy = auto_shard_policy
         self._read_options = read_options
-        self._holds_batches = holds_batches
         self._is_sparse = grain_nodes.drops_elements(dataset)
         self._steps = grain_nodes.batch_steps(dataset)
         self._blanks: dict[int, Batch] = {}
@@ -131,7 +124,7 @@ class GrainMapSource(HostSource, IndexedSource):
         return self._policy
 
     def _why_unbatched(self) -> str | None:
-        if self._holds_batches or not len(self._dataset):
+        if not len(self._dataset):
             return None
         if not grain_nodes.is_unbatched(self._dataset):
             return None
@@ -196,5 +189,4 @@ class GrainMapFileSource(GrainMapSource, FileSource):
             grain_files.over_files(self._dataset, files),
             auto_shard_policy=self._policy,
             read_options=self._read_options,
-            holds_batches=self._holds_batches,
         )

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from replicax.core.errors import BatchError
+from replicax.input.pipeline import elements
 from replicax.input.source import Batch, BatchPart, PartOf
 
 Node = Any
@@ -240,7 +241,11 @@ def stacked(examples: list[Any], stack: Callable[[Sequence[Any]], Batch]) -> Bat
     try:
         batch = stack(examples)
     except ValueError as error:
-        raise BatchError(_difference(examples)) from error
+        raise BatchError(
+            "the examples of one batch of a Grain dataset cannot be stacked: "
+            f"{elements.difference(examples)}. Pad them to one shape with map() before batch(), or "
+            "pass batch_fn= to batch()."
+        ) from error
     if len(examples) == 1:  # then Grain hands out a view of the example
         return jax.tree_util.tree_map(np.array, batch)
     return batch
@@ -248,25 +253,6 @@ def stacked(examples: list[Any], stack: Callable[[Sequence[Any]], Batch]) -> Bat
 
 def _none_of(batch: Batch) -> Batch:
     return jax.tree_util.tree_map(lambda leaf: np.asarray(leaf)[:0], batch)
-
-
-def _difference(examples: list[Any]) -> str:
-    shapes: dict[str, list[tuple[int, ...]]] = {}
-    for example in examples:
-        for path, leaf in jax.tree_util.tree_flatten_with_path(example)[0]:
-            found = shapes.setdefault(jax.tree_util.keystr(path), [])
-            if np.shape(leaf) not in found:
-                found.append(np.shape(leaf))
-    ragged = [
-        f"leaf {path or '(the example itself)'} has the shapes {', '.join(map(str, found))}"
-        for path, found in shapes.items()
-        if len(found) > 1
-    ]
-    reason = "; ".join(ragged) if ragged else "they differ in structure"
-    return (
-        f"the examples of one batch of a Grain dataset cannot be stacked: {reason}. Pad them to "
-        "one shape with map() before batch(), or pass batch_fn= to batch()."
-    )
 
 
 def refusing_none(dataset: Node) -> Node:

@@ -1,14 +1,12 @@
 """Our own `data.Dataset`, as a source of global batches.
 
-The pipeline of a pass is built for its epoch, so what is shuffled depends on the seed and
-the epoch. Pipelines whose elements are found by index are read as Grain's `MapDataset`
-is, in parts; the rest is read in order, and by files if it begins with files.
+What is shuffled depends on the seed and the pass only. Pipelines whose elements are found by index
+are read in parts; the rest is read in order, and by files if it begins with files.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,16 +15,13 @@ from replicax.core import nest
 from replicax.core.enums import AutoShardPolicy
 from replicax.core.errors import BatchError
 from replicax.core.spec import TensorSpec
-from replicax.input.adapters import grain_map
-from replicax.input.adapters.host_batch import host_batch
+from replicax.input.adapters.host_batch import host_batch, part_of_batch
 from replicax.input.adapters.reading import Reading
 from replicax.input.pipeline import elements
-from replicax.input.pipeline.batching import Batch as BatchStage
 from replicax.input.pipeline.dataset import Dataset
 from replicax.input.pipeline.holding import options_of
-from replicax.input.pipeline.stage import Choosing, Stage, open_pass
+from replicax.input.pipeline.stage import Stage, open_pass, read_in_order
 from replicax.input.source import (
-    INFINITE,
     Batch,
     BatchPart,
     FileSource,
@@ -45,9 +40,6 @@ def source_of(dataset: Dataset) -> Source:
     A pipeline that has no batch step is refused when its batches are opened.
     """
     stage = dataset._stage
-    choosing, batch = _until_batch(stage)
-    if batch is not None and batch.gathers:
-        return GatheredPipelineSource(stage, choosing, batch)
     if stage.is_indexed:
         return IndexedPipelineSource(stage)
     return StreamPipelineSource(stage) if stage.files is None else FilePipelineSource(stage)
@@ -107,6 +99,9 @@ class _PipelineFacts(Source):
 class IndexedPipelineSource(_PipelineFacts, IndexedSource):
     """Reads a pipeline whose elements are found by index, in parts.
 
+    What is chosen out of arrays in memory is taken all at once. Examples that follow one another in
+    arrays that never change are not copied: they are handed out as read-only parts of them.
+
     Example:
         >>> dataset = Dataset.range(10).batch(4)
         >>> source = source_of(dataset)
@@ -116,78 +111,31 @@ class IndexedPipelineSource(_PipelineFacts, IndexedSource):
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
-        self.owns_batches = self._read_in(0).owns_batches
-
-    def _read_in(self, epoch: int) -> IndexedSource:
-        read_ahead = self._stage.read_ahead
-        source = grain_map.source_of(
-            self._stage.build(epoch),
-            read_options=read_ahead.read_options if read_ahead.buffer_size else None,
-            holds_batches=True,
-        )
-        source.description = _DESCRIPTION
-        return source
+        self.owns_batches = stage.is_divisible
 
     def open(self, *, epoch: int, start: int) -> Iterator[Batch]:
         """Reads whole batches of the pass `epoch`."""
-        self._check_batches()
-        return self._read_in(epoch).open(epoch=0, start=start)
+        stage = self._stage
+        if stage.is_divisible:
+            return self._read(lambda place: stage.part_at(epoch, place, slice).batch, start)
+        return self._read(lambda place: _converted(stage.at(epoch, place)), start)
 
     def open_parts(self, part_of: PartOf, *, epoch: int, start: int) -> Iterator[BatchPart]:
         """Reads parts of the batches of the pass `epoch`."""
+        part_at = self._part_at
+        return self._read(lambda place: part_at(epoch, place, part_of), start)
+
+    def _read(self, at: Callable[[int], Any], start: int) -> Reading:
         self._check_batches()
-        return self._read_in(epoch).open_parts(part_of, epoch=0, start=start)
+        return Reading(read_in_order(self._stage, at, start), _as_it_is)
 
+    @property
+    def _part_at(self) -> Callable[[int, int, PartOf], BatchPart]:
+        return self._stage.part_at if self._stage.is_divisible else self._part_of_whole
 
-class GatheredPipelineSource(_PipelineFacts, IndexedSource):
-    """Takes batches, or parts of them, out of arrays in memory, all examples at once.
-
-    Examples that follow one another in arrays that never change are not copied: they are
-    handed out as read-only parts of these arrays.
-
-    Args:
-        stage: The last step.
-        choosing: The steps after the batch step, which only choose batches, the last one first.
-        batch: The batch step, which `gathers`.
-
-    Example:
-        >>> source = source_of(Dataset.range(6).batch(4))
-        >>> [part.batch for part in source.open_parts(lambda n: slice(0, 1), epoch=0, start=0)]
-        [array([0]), array([4])]
-    """
-
-    owns_batches = True
-
-    def __init__(self, stage: Stage, choosing: Sequence[Choosing], batch: BatchStage) -> None:
-        super().__init__(stage)
-        self._choosing = choosing
-        self._batch = batch
-
-    def open(self, *, epoch: int, start: int) -> Iterator[Batch]:
-        """Reads whole batches of the pass `epoch`."""
-        return Reading(self._places(start), lambda place: self._part(epoch, place, slice).batch)
-
-    def open_parts(self, part_of: PartOf, *, epoch: int, start: int) -> Iterator[BatchPart]:
-        """Reads parts of the batches of the pass `epoch`."""
-        return Reading(self._places(start), lambda place: self._part(epoch, place, part_of))
-
-    def _places(self, start: int) -> Iterator[int]:
-        count = self._stage.count
-        return itertools.count(start) if count == INFINITE else iter(range(start, count))
-
-    def _part(self, epoch: int, place: int, part_of: PartOf) -> BatchPart:
-        for stage in self._choosing:
-            epoch, place = stage.locate_one(epoch, place)
-        return self._batch.part_at(epoch, place, part_of, may_share=True)
-
-
-def _until_batch(stage: Stage) -> tuple[list[Choosing], BatchStage | None]:
-    """The steps that choose batches, the last one first, and the batch step before them, if any."""
-    choosing: list[Choosing] = []
-    while isinstance(stage, Choosing):
-        choosing.append(stage)
-        stage = stage.input
-    return choosing, stage if isinstance(stage, BatchStage) else None
+    def _part_of_whole(self, epoch: int, place: int, part_of: PartOf) -> BatchPart:
+        batch = _converted(self._stage.at(epoch, place))
+        return part_of_batch(batch, part_of, description=_DESCRIPTION)
 
 
 class StreamPipelineSource(_PipelineFacts):
@@ -230,6 +178,10 @@ class FilePipelineSource(StreamPipelineSource, FileSource):
     def of_files(self, files: tuple[str, ...]) -> Source:
         """The same steps over some of the files."""
         return FilePipelineSource(self._stage.of_files(files))
+
+
+def _as_it_is(element: Any) -> Any:
+    return element
 
 
 def _host_arrays(element: elements.Element) -> Any:

@@ -10,11 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.core import nest
 from replicax.core.errors import BatchError
 from replicax.core.spec import TensorSpec
 from replicax.input.pipeline import elements
-from replicax.input.pipeline.stage import ENDLESS_LENGTH, OneInput, Rows, as_stream, scaled
+from replicax.input.pipeline.stage import OneInput, Rows, as_stream, scaled
 from replicax.input.pipeline.streams import flattened, stream
 from replicax.input.source import INFINITE, UNKNOWN, BatchPart, PartOf
 
@@ -31,54 +30,61 @@ class Batch(OneInput):
     batch_size: int
     drop_remainder: bool = False
 
-    def build(self, epoch: int) -> Any:
-        """Lets Grain stack them, so that a part of a batch can be read by index."""
-        if self.gathers:
-            return self._gathered(epoch)
-        parent = self.input.build(epoch)
-        if self.is_indexed:
-            return parent.batch(self.batch_size, drop_remainder=self.drop_remainder)
-        return parent.batch(self.batch_size, drop_remainder=self.drop_remainder, batch_fn=stacked)
+    def at(self, epoch: int, position: int) -> elements.Element:
+        """Takes it out of arrays, or stacks single elements."""
+        return self._part_at(epoch, position, slice).batch
+
+    def stream(self, epoch: int) -> Any:
+        """Stacks them as they are read."""
+        return as_stream(self.input, epoch).batch(
+            self.batch_size, drop_remainder=self.drop_remainder, batch_fn=self._combined
+        )
+
+    def _combined(self, values: Sequence[elements.Element]) -> elements.Element:
+        return stacked(values)
 
     @property
-    def gathers(self) -> bool:
+    def is_divisible(self) -> bool:
+        """Examples are stacked one by one."""
+        return self.is_indexed
+
+    @property
+    def is_gathered(self) -> bool:
         """Whether batches are taken out of arrays without looking at single elements."""
-        return type(self) is Batch and self.is_indexed and self.input.is_gatherable
+        return self.is_indexed and self.input.is_gatherable
 
-    def _gathered(self, epoch: int) -> Any:
-        import grain
+    def part_at(self, epoch: int, position: int, part_of: PartOf) -> BatchPart:
+        """Some examples of one batch."""
+        return self._part_at(epoch, position, part_of, may_share=True)
 
-        count = ENDLESS_LENGTH // self.batch_size if self.count == INFINITE else self.count
-
-        def batch_at(index: int, _: int) -> elements.Element:
-            passes, place = divmod(index, count)
-            return self.part_at(epoch + passes, place, slice).batch
-
-        return grain.MapDataset.range(count).map_with_index(batch_at)
-
-    def part_at(
-        self, epoch: int, index: int, part_of: PartOf, *, may_share: bool = False
+    def _part_at(
+        self, epoch: int, position: int, part_of: PartOf, *, may_share: bool = False
     ) -> BatchPart:
-        """Some examples of one batch, if this stage `gathers`.
-
-        Args:
-            epoch: The pass.
-            index: The batch.
-            part_of: Which of its examples are wanted.
-            may_share: Whether they may be read-only parts of arrays that never change; else
-                they are in buffers of their own.
-        """
-        first = index * self.batch_size
-        count = self._input_count
+        first, count = position * self.batch_size, self._input_count
         size = self.batch_size if count == INFINITE else min(self.batch_size, count - first)
         start, stop, _ = part_of(size).indices(size)
-        if may_share and start < stop:
-            view = self.input.view(epoch, first + start, first + stop)
-            if view is not None:
-                return BatchPart(view, size)
-        positions = np.arange(first + start, first + stop)
-        epochs = np.full(len(positions), epoch % 2**64, np.uint64)
-        return BatchPart(self.input.gather(epochs, positions), size)
+        if self._is_gathered:
+            return BatchPart(self._rows(epoch, first + start, first + stop, may_share), size)
+        if start < stop:
+            values = [self.input.at(epoch, first + place) for place in range(start, stop)]
+            return BatchPart(self._combined(values), size)
+        return BatchPart(self._no_rows, size)
+
+    def _rows(self, epoch: int, start: int, stop: int, may_share: bool) -> elements.Element:
+        view = self.input.view(epoch, start, stop) if may_share and start < stop else None
+        if view is not None:
+            return view
+        positions = np.arange(start, stop)
+        epochs = np.full(len(positions), epoch % 2**64, np.uint64).view(np.int64)
+        return self.input.gather(epochs, positions)
+
+    @functools.cached_property
+    def _is_gathered(self) -> bool:
+        return self.is_gathered
+
+    @functools.cached_property
+    def _no_rows(self) -> elements.Element:
+        return jax.tree_util.tree_map(lambda x: x[:0], self._combined([self.input.example]))
 
     @functools.cached_property
     def _input_count(self) -> int:
@@ -131,19 +137,9 @@ def stacked(values: Sequence[elements.Element]) -> elements.Element:
         return jax.tree_util.tree_map(lambda *leaves: np.stack(leaves), *values)
     except ValueError as error:
         raise BatchError(
-            f"the elements of one batch cannot be stacked: {_difference(values)}. Use padded_batch "
-            "for elements of several shapes, or map them to one shape and structure."
+            f"the elements of one batch cannot be stacked: {elements.difference(values)}. Use "
+            "padded_batch for elements of several shapes, or map them to one shape and structure."
         ) from error
-
-
-def _difference(values: Sequence[elements.Element]) -> str:
-    shapes = [
-        tuple((path, np.shape(leaf)) for path, leaf in nest.leaves_with_path(value))
-        for value in values
-    ]
-    other = next((s for s in shapes if s != shapes[0]), shapes[0])
-    shown = (", ".join(f"{p or 'shape'} {s}" for p, s in pairs) for pairs in (shapes[0], other))
-    return " and ".join(shown)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -160,13 +156,17 @@ class PaddedBatch(Batch):
     padded_shapes: Any = None
     padding_values: Any = None
 
-    def build(self, epoch: int) -> Any:
-        """Fills up while stacking."""
-        return self.input.build(epoch).batch(
-            self.batch_size, drop_remainder=self.drop_remainder, batch_fn=self._padded
-        )
+    @property
+    def is_divisible(self) -> bool:
+        """A part is filled up to the largest of the whole batch."""
+        return False
 
-    def _padded(self, values: Sequence[elements.Element]) -> elements.Element:
+    @property
+    def is_gathered(self) -> bool:
+        """Looks at single elements."""
+        return False
+
+    def _combined(self, values: Sequence[elements.Element]) -> elements.Element:
         flat = [jax.tree_util.tree_flatten(value) for value in values]
         structure = flat[0][1]
         if any(other != structure for _, other in flat):
@@ -202,7 +202,7 @@ class PaddedBatch(Batch):
 
     def find_example(self) -> elements.Element:
         """A batch of one element over and over."""
-        return self._padded([self.input.example] * self._example_size)
+        return self._combined([self.input.example] * self._example_size)
 
 
 def _is_shape(node: Any) -> bool:
@@ -274,7 +274,7 @@ class Unbatch(OneInput):
         """Elements come one after another."""
         return False
 
-    def build(self, epoch: int) -> Any:
+    def stream(self, epoch: int) -> Any:
         """Takes elements apart as they are read."""
         rows_of = functools.partial(elements.rows_of, what="unbatch")
 

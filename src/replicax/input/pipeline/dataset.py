@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from replicax.core.extras import require_extra
 from replicax.input.pipeline import (
     arguments,
     batching,
@@ -51,7 +50,7 @@ class Dataset(metaclass=_DatasetType):
 
     A transformation returns a new dataset and reads nothing. As long as elements can be
     found by index (slices, ranges, and what maps, shuffles, batches, repeats, chooses, joins
-    or caches them) the pipeline is a `grain.MapDataset`: in a distributed run each
+    or caches them) nothing else is needed: in a distributed run each
     worker computes only its own elements. After a generator, files, `filter`, `unbatch` or
     `interleave` it is a stream, a `grain.IterDataset`.
 
@@ -77,7 +76,6 @@ class Dataset(metaclass=_DatasetType):
                 f"Dataset got {type(stage).__name__}; make one with Dataset.from_tensor_slices, "
                 "Dataset.from_tensors, Dataset.from_generator or Dataset.range."
             )
-        require_extra("grain", user="data.Dataset", extra="data")
         self._stage = stage
         self._passes = itertools.count()
 

@@ -8,7 +8,7 @@ given for a single string is plain ``bytes``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -185,6 +185,20 @@ def blank(spec: Any) -> Element:
         return np.full(shape, b"", object) if leaf.dtype == object else np.zeros(shape, leaf.dtype)
 
     return map_spec(zeros, spec)
+
+
+def difference(examples: Sequence[Element]) -> str:
+    """Why examples cannot be stacked: the leaves that differ in shape, with all their shapes."""
+    shapes: dict[str, dict[tuple[int, ...], None]] = {}
+    for example in examples:
+        for path, leaf in nest.leaves_with_path(example):
+            shapes.setdefault(path, {})[np.shape(leaf)] = None
+    ragged = [
+        f"leaf {path or '(the example itself)'} has the shapes {', '.join(map(str, found))}"
+        for path, found in shapes.items()
+        if len(found) > 1
+    ]
+    return "; ".join(ragged) if ragged else "they differ in structure"
 
 
 def rows_of(batch: Element, *, what: str) -> list[Element]:

@@ -17,7 +17,7 @@ from replicax.core.errors import BatchError
 from replicax.core.spec import TensorSpec
 from replicax.input.pipeline import elements
 from replicax.input.pipeline.stage import OneInput, ReadAhead, Rows, Stage, as_stream, open_pass
-from replicax.input.pipeline.streams import interleaved, stream
+from replicax.input.pipeline.streams import interleaved, require_grain, stream
 from replicax.input.source import INFINITE, UNKNOWN
 
 
@@ -33,14 +33,16 @@ class Map(OneInput):
     fn: Callable[..., Any]
     num_threads: int = 0
 
-    def build(self, epoch: int) -> Any:
-        """Calls it by index where there are indices, else in order."""
-        import grain
+    def at(self, epoch: int, position: int) -> elements.Element:
+        """Calls it."""
+        return self._apply(self.input.at(epoch, position))
 
-        mapped = self.input.build(epoch).map(self._apply)
-        if self.is_indexed or not self.num_threads:
+    def stream(self, epoch: int) -> Any:
+        """Calls it in order."""
+        mapped = as_stream(self.input, epoch).map(self._apply)
+        if not self.num_threads:
             return mapped
-        return grain.experimental.ThreadPrefetchIterDataset(
+        return require_grain().experimental.ThreadPrefetchIterDataset(
             mapped, prefetch_buffer_size=self.num_threads
         )
 
@@ -123,7 +125,7 @@ class Filter(OneInput):
         """Only reading can tell."""
         return INFINITE if self.input.count == INFINITE else UNKNOWN
 
-    def build(self, epoch: int) -> Any:
+    def stream(self, epoch: int) -> Any:
         """Drops elements as they are read."""
         return as_stream(self.input, epoch).filter(self._passes)
 
@@ -155,15 +157,15 @@ class Enumerate(OneInput):
 
     start: int = 0
 
-    def build(self, epoch: int) -> Any:
-        """Counts from `start` in every pass."""
-        parent = self.input.build(epoch)
-        length = len(parent) if self.is_indexed else None
+    def at(self, epoch: int, position: int) -> elements.Element:
+        """The number is the place."""
+        return np.int64(self.start + position), self.input.at(epoch, position)
 
-        def numbered(index: int, element: elements.Element) -> elements.Element:
-            return np.int64(self.start + (index % length if length else index)), element
-
-        return parent.map_with_index(numbered)
+    def stream(self, epoch: int) -> Any:
+        """Counts."""
+        return as_stream(self.input, epoch).map_with_index(
+            lambda index, element: (np.int64(self.start + index), element)
+        )
 
     @property
     def rows(self) -> Rows:
@@ -212,16 +214,14 @@ class Interleave(Stage):
         """Only reading can tell."""
         return UNKNOWN
 
-    def build(self, epoch: int) -> Any:
+    def stream(self, epoch: int) -> Any:
         """Opens datasets as their turn comes."""
 
         def dataset_of(element: elements.Element) -> Any:
-            import grain
-
             dataset = as_stream(self.stage_of(element), epoch)
             if not self.read_ahead_size:
                 return dataset
-            return grain.experimental.ThreadPrefetchIterDataset(
+            return require_grain().experimental.ThreadPrefetchIterDataset(
                 dataset, prefetch_buffer_size=self.read_ahead_size
             )
 

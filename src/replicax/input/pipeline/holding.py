@@ -8,12 +8,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from replicax.input.pipeline import elements
 from replicax.input.pipeline.options import Options
-from replicax.input.pipeline.stage import Choosing, ReadAhead, Stage, as_stream, open_pass
-from replicax.input.pipeline.streams import stream
+from replicax.input.pipeline.stage import Choosing, Places, ReadAhead, Stage, as_stream, open_pass
+from replicax.input.pipeline.streams import require_grain, stream
 
 
 class Store:
@@ -36,30 +34,26 @@ class Cache(Choosing):
     keeps_order = True
     store: Store = dataclasses.field(default_factory=Store)
 
-    def build(self, epoch: int) -> Any:
-        """Looks elements up; whatever the pass, they are those of pass 0."""
-        import grain
+    def at(self, epoch: int, position: int) -> elements.Element:
+        """Looks it up; whatever the pass, it is that of pass 0."""
+        found = self.store.by_index.get(position)
+        if found is None:
+            found = elements.read_only(self.input.at(0, position))
+            self.store.by_index[position] = found
+        return found
 
-        if not self.is_indexed:
-            return stream(self._read)
-        parent = self.input.build(0)
+    def stream(self, epoch: int) -> Any:
+        """Reads the elements, or what has been kept of them."""
+        return stream(self._read)
 
-        def look_up(index: int) -> elements.Element:
-            found = self.store.by_index.get(index)
-            if found is None:
-                found = elements.read_only(parent[index])
-                self.store.by_index[index] = found
-            return found
-
-        return grain.MapDataset.range(len(parent)).map(look_up)
-
-    def locate(self, epochs: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def locate(self, epochs: Places, positions: Places) -> tuple[Places, Places]:
         """Those of the first pass; what is in arrays is cached already."""
-        return np.zeros_like(epochs), positions
+        return epochs * 0, positions
 
-    def locate_one(self, epoch: int, position: int) -> tuple[int, int]:
-        """Of the first pass."""
-        return 0, position
+    @property
+    def is_divisible(self) -> bool:
+        """If nothing has to be computed again for another part."""
+        return self.is_gathered
 
     def _read(self) -> Iterator[elements.Element]:
         if self.store.in_order is not None:
@@ -95,23 +89,14 @@ class Prefetch(Choosing):
     keeps_order = True
     buffer_size: int
 
-    def build(self, epoch: int) -> Any:
+    def stream(self, epoch: int) -> Any:
         """Reads ahead; where there are indices, whoever opens the pass starts the threads."""
-        import grain
-
-        if self.is_indexed or not self.buffer_size:
-            return self.input.build(epoch)
-        return grain.experimental.ThreadPrefetchIterDataset(
-            as_stream(self.input, epoch), prefetch_buffer_size=self.buffer_size
+        dataset = as_stream(self.input, epoch)
+        if not self.buffer_size:
+            return dataset
+        return require_grain().experimental.ThreadPrefetchIterDataset(
+            dataset, prefetch_buffer_size=self.buffer_size
         )
-
-    def locate(self, epochs: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The same."""
-        return epochs, positions
-
-    def locate_one(self, epoch: int, position: int) -> tuple[int, int]:
-        """The same."""
-        return epoch, position
 
     @property
     def read_ahead(self) -> ReadAhead:
@@ -132,17 +117,9 @@ class WithOptions(Choosing):
     keeps_order = True
     options: Options
 
-    def build(self, epoch: int) -> Any:
+    def stream(self, epoch: int) -> Any:
         """As its input."""
-        return self.input.build(epoch)
-
-    def locate(self, epochs: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The same."""
-        return epochs, positions
-
-    def locate_one(self, epoch: int, position: int) -> tuple[int, int]:
-        """The same."""
-        return epoch, position
+        return as_stream(self.input, epoch)
 
 
 def options_of(stage: Stage) -> Options:

@@ -78,7 +78,7 @@ class Files(Stage):
             relatives=self.relatives or self.names,
         )
 
-    def build(self, epoch: int) -> Any:
+    def stream(self, epoch: int) -> Any:
         """Opens the files as their turn comes."""
 
         def start() -> Iterator[elements.Element]:

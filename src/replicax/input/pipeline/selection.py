@@ -14,9 +14,17 @@ import numpy as np
 from replicax.core.errors import BatchError
 from replicax.core.spec import TensorSpec
 from replicax.input.pipeline import elements
-from replicax.input.pipeline.stage import ENDLESS_LENGTH, Choosing, Rows, Stage, as_stream, scaled
-from replicax.input.pipeline.streams import every, picked, repeated, stream
-from replicax.input.source import INFINITE, UNKNOWN
+from replicax.input.pipeline.stage import (
+    ENDLESS_LENGTH,
+    Choosing,
+    Places,
+    Rows,
+    Stage,
+    as_stream,
+    scaled,
+)
+from replicax.input.pipeline.streams import every, picked, repeated, require_grain, stream
+from replicax.input.source import INFINITE, UNKNOWN, BatchPart, PartOf
 
 _ENDLESS_PASSES = 2**32  # passes of a stream without end, before those of its next pass
 
@@ -45,49 +53,36 @@ class Repeat(Choosing):
         total = count * (self.times or 1)
         return INFINITE if total >= ENDLESS_LENGTH else total
 
-    def build(self, epoch: int) -> Any:
+    def stream(self, epoch: int) -> Any:
         """Pass r of this pass is pass ``epoch * times + r`` of the input."""
         if self.input.count == INFINITE:
-            return self.input.build(epoch)
-        if not self.is_indexed:
-            times = _ENDLESS_PASSES if self.times is None else self.times
-            endless = self.times is None
+            return as_stream(self.input, epoch)
+        times = _ENDLESS_PASSES if self.times is None else self.times
+        endless = self.times is None
 
-            def start() -> Iterator[elements.Element]:
-                first = epoch * times
-                passes = itertools.count(first) if endless else range(first, first + times)
-                return repeated(functools.partial(as_stream, self.input), passes)
+        def start() -> Iterator[elements.Element]:
+            first = epoch * times
+            passes = itertools.count(first) if endless else range(first, first + times)
+            return repeated(functools.partial(as_stream, self.input), passes)
 
-            return stream(start)
-        if self.input.count == 0:
-            return self.input.build(epoch)
-        times = self._counted_times
-        return self.input.build(epoch * times).repeat(times)
-
-    @functools.cached_property
-    def _counted_times(self) -> int:
-        # Grain's own endless repeat is no whole number of passes, so that what is above it
-        # could not begin a second time.
-        most = max(1, ENDLESS_LENGTH // self.input.count)
-        return most if self.times is None else min(self.times, most)
-
-    def locate(self, epochs: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Counts the passes of the input."""
-        if self.input.count == INFINITE:
-            return epochs, positions
-        passes, places = np.divmod(positions, self.input.count)
-        return epochs * np.uint64(self._counted_times) + passes.astype(np.uint64), places
-
-    def locate_one(self, epoch: int, position: int) -> tuple[int, int]:
-        """The same with plain numbers."""
-        if self._input_count == INFINITE:
-            return epoch, position
-        passes, place = divmod(position, self._input_count)
-        return epoch * self._counted_times + passes, place
+        return stream(start)
 
     @functools.cached_property
     def _input_count(self) -> int:
         return self.input.count
+
+    @functools.cached_property
+    def _counted_times(self) -> int:
+        most = max(1, ENDLESS_LENGTH // self._input_count)
+        return most if self.times is None else min(self.times, most)
+
+    def locate(self, epochs: Places, positions: Places) -> tuple[Places, Places]:
+        """Counts the passes of the input."""
+        if self._input_count == INFINITE:
+            return epochs, positions
+        passes: Any = positions // self._input_count
+        places: Any = positions % self._input_count
+        return epochs * self._counted_times + passes, places
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -122,28 +117,20 @@ class Slice(Choosing):
         """Counting starts again with every worker's files."""
         return None
 
-    def build(self, epoch: int) -> Any:
-        """By index where there are indices, else by counting."""
-        import grain
-
-        if self.is_indexed:
-            return self.input.build(epoch).slice(slice(self.start, self.stop, self.step))
+    def stream(self, epoch: int) -> Any:
+        """Counts."""
         if self.count == 0:
             return stream(lambda: iter(()))
         dataset = as_stream(self.input, epoch)
         if self.stop is not None:
-            dataset = grain.experimental.LimitIterDataset(dataset, self.stop)
+            dataset = require_grain().experimental.LimitIterDataset(dataset, self.stop)
         if (self.start, self.step) == (0, 1):
             return dataset
         return stream(lambda: picked(dataset, self.start, self.step))
 
-    def locate(self, epochs: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def locate(self, epochs: Places, positions: Places) -> tuple[Places, Places]:
         """Counts from `start` in steps."""
         return epochs, self.start + positions * self.step
-
-    def locate_one(self, epoch: int, position: int) -> tuple[int, int]:
-        """The same with plain numbers."""
-        return epoch, self.start + position * self.step
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -177,20 +164,15 @@ class Zip(Stage):
             return first
         return Rows(is_batch=False if False in {r.is_batch for r in (first, *others)} else None)
 
-    def build(self, epoch: int) -> Any:
-        """Lets Grain zip them."""
-        import grain
+    def at(self, epoch: int, position: int) -> elements.Element:
+        """From each, put together."""
+        return self._joined(stage.at(epoch, position) for stage in self.inputs)
 
-        if self.is_indexed:
-            parents = [stage.build(epoch) for stage in self.inputs]
-            length = min(map(len, parents))
-            parents = [p if len(p) == length else p.slice(slice(length)) for p in parents]
-            zipped = grain.experimental.ZipMapDataset(parents)
-        else:
-            streams = [as_stream(stage, epoch) for stage in self.inputs]
-            zipped = grain.experimental.ZipIterDataset(streams, strict=False)
-        plain = jax.tree_util.tree_structure(tuple(range(len(self.inputs))))
-        return zipped if self.structure == plain else zipped.map(self._joined)
+    def stream(self, epoch: int) -> Any:
+        """Lets Grain zip them."""
+        streams = [as_stream(stage, epoch) for stage in self.inputs]
+        zipped = require_grain().experimental.ZipIterDataset(streams, strict=False)
+        return zipped.map(self._joined)
 
     def _joined(self, parts: Any) -> Any:
         return jax.tree_util.tree_unflatten(self.structure, list(parts))
@@ -256,16 +238,37 @@ class Concatenate(Stage):
             files += stage.files
         return tuple(files) if len(set(files)) == len(files) else None
 
-    def build(self, epoch: int) -> Any:
-        """Lets Grain concatenate them, if it can count them."""
-        import grain
-
+    def _which(self, position: int) -> tuple[Stage, int]:
         first, second = self.inputs
-        if first.count == INFINITE:
-            return as_stream(first, epoch) if not self.is_indexed else first.build(epoch)
-        if not self.is_indexed:
-            return stream(lambda: every(as_stream(stage, epoch) for stage in self.inputs))
-        return grain.MapDataset.concatenate([first.build(epoch), second.build(epoch)])
+        if first.count == INFINITE or position < first.count:
+            return first, position
+        return second, position - first.count
+
+    def at(self, epoch: int, position: int) -> elements.Element:
+        """From the dataset that has this place."""
+        stage, place = self._which(position)
+        return stage.at(epoch, place)
+
+    @property
+    def is_divisible(self) -> bool:
+        """If all are."""
+        return self.is_indexed and all(stage.is_divisible for stage in self.inputs)
+
+    @property
+    def is_gathered(self) -> bool:
+        """If all are."""
+        return self.is_indexed and all(stage.is_gathered for stage in self.inputs)
+
+    def part_at(self, epoch: int, position: int, part_of: PartOf) -> BatchPart:
+        """From the dataset that has this place."""
+        stage, place = self._which(position)
+        return stage.part_at(epoch, place, part_of)
+
+    def stream(self, epoch: int) -> Any:
+        """One after another."""
+        if self.inputs[0].count == INFINITE:
+            return as_stream(self.inputs[0], epoch)
+        return stream(lambda: every(as_stream(stage, epoch) for stage in self.inputs))
 
     def find_spec(self) -> Any:
         """Common to all.

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from replicax.input.pipeline.permutation import mixed_seed, permuted, permuted_one
-from replicax.input.pipeline.stage import ENDLESS_LENGTH, Choosing, as_stream
+from replicax.input.pipeline.stage import ENDLESS_LENGTH, Choosing, Places, as_stream
+from replicax.input.pipeline.streams import require_grain
 from replicax.input.source import INFINITE, UNKNOWN
 
 DEFAULT_SEED = 0x5EED
@@ -38,31 +39,29 @@ class Shuffle(Choosing):
     seed: int
     reshuffles: bool
 
-    def build(self, epoch: int) -> Any:
-        """Orders by index where there are indices, else window by window as they are read."""
-        import grain
-
-        if self.is_indexed:
-            parent = self.input.build(epoch)
-            order = WindowedOrder(len(parent), self, epoch)
-            return grain.MapDataset.select_from_datasets([parent], order)  # pyright: ignore
-        return grain.experimental.WindowShuffleIterDataset(
+    def stream(self, epoch: int) -> Any:
+        """Window by window, as elements are read."""
+        return require_grain().experimental.WindowShuffleIterDataset(
             as_stream(self.input, epoch),
             window_size=sys.maxsize if self.buffer_size == UNKNOWN else self.buffer_size,
             seed=mixed_seed(self.seed, epoch if self.reshuffles else 0) % _GRAIN_SEEDS,
         )
 
-    def locate(self, epochs: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def locate(self, epochs: Places, positions: Places) -> tuple[Places, Places]:
         """Moves every element within its window."""
         count = self.input.count
         length = ENDLESS_LENGTH if count == INFINITE else count
+        passes: Any = epochs
+        if isinstance(positions, int):
+            first, size, seed = self.window_at(passes, positions, length)
+            return epochs, first + permuted_one(positions - first, size, seed)
         window_ids = positions // self.window_of(length)
         moved = np.empty_like(positions)
         waiting = np.ones(len(positions), bool)
         while waiting.any():  # once for every window of every pass that has elements here
             one = int(np.argmax(waiting))
-            together = waiting & (epochs == epochs[one]) & (window_ids == window_ids[one])
-            first, size, seed = self.window_at(int(epochs[one]), int(positions[one]), length)
+            together = waiting & (passes == passes[one]) & (window_ids == window_ids[one])
+            first, size, seed = self.window_at(int(passes[one]), int(positions[one]), length)
             moved[together] = first + permuted(positions[together] - first, size, seed)
             waiting &= ~together
         return epochs, moved
@@ -78,27 +77,3 @@ class Shuffle(Choosing):
         first = window_id * window
         seed = mixed_seed(self.seed, epoch if self.reshuffles else 0, window_id)
         return first, min(window, length - first), seed
-
-
-class WindowedOrder:
-    """Which element comes at which index: a selection map for Grain.
-
-    Args:
-        length: How many elements a pass has.
-        shuffle: How to mix them.
-        epoch: The pass of the indices below `length`; the next pass follows them.
-    """
-
-    def __init__(self, length: int, shuffle: Shuffle, epoch: int) -> None:
-        self._length = length
-        self._shuffle = shuffle
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> tuple[int, int]:
-        passes, position = divmod(index, self._length)
-        window = self._shuffle.window_at(self._epoch + passes, position, self._length)
-        first, size, seed = window
-        return 0, passes * self._length + first + permuted_one(position - first, size, seed)

@@ -53,11 +53,9 @@ class Slices(Stage):
         """Single examples."""
         return Rows(is_batch=False)
 
-    def build(self, epoch: int) -> Any:
-        """Takes row after row."""
-        import grain
-
-        return grain.MapDataset.source(_RowSource(self.arrays, self.length))
+    def at(self, epoch: int, position: int) -> elements.Element:
+        """A row of every array."""
+        return jax.tree_util.tree_map(lambda x: x[position, ...], self.arrays)
 
     @property
     def is_gatherable(self) -> bool:
@@ -95,20 +93,6 @@ def _rows(array: np.ndarray, positions: np.ndarray) -> np.ndarray:
     rows = host_memory.aligned((len(positions), *array.shape[1:]), array.dtype)
     # The places exist; with mode="raise" NumPy would copy everything once more.
     return np.take(array, positions, axis=0, out=rows, mode="clip")
-
-
-class _RowSource:
-    """Random access to the rows of arrays, as Grain wants it."""
-
-    def __init__(self, arrays: Any, length: int) -> None:
-        self._leaves, self._structure = jax.tree_util.tree_flatten(arrays)
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> elements.Element:
-        return jax.tree_util.tree_unflatten(self._structure, [x[index, ...] for x in self._leaves])
 
 
 def slices_of(tensors: Any) -> Slices:
@@ -184,11 +168,9 @@ class Single(Stage):
         """Whether it is a batch, only the user knows."""
         return Rows(is_batch=None, is_uniform=True)
 
-    def build(self, epoch: int) -> Any:
-        """Gives the element."""
-        import grain
-
-        return grain.MapDataset.source([self.element])
+    def at(self, epoch: int, position: int) -> elements.Element:
+        """The element."""
+        return self.element
 
     def find_spec(self) -> Any:
         """Known from the element."""
@@ -226,13 +208,9 @@ class Numbers(Stage):
         """Single numbers."""
         return Rows(is_batch=False)
 
-    def build(self, epoch: int) -> Any:
-        """Counts."""
-        import grain
-
-        values = self.values
-        counted = grain.MapDataset.range(values.start, values.stop, values.step)
-        return counted.map(self.dtype.type)
+    def at(self, epoch: int, position: int) -> elements.Element:
+        """Computed from its place."""
+        return self.dtype.type(self.values[position])
 
     @property
     def is_gatherable(self) -> bool:
@@ -281,7 +259,7 @@ class Generated(Stage):
         """As declared."""
         return Rows(is_batch=None, is_uniform=self.signature is not None)
 
-    def build(self, epoch: int) -> Any:
+    def stream(self, epoch: int) -> Any:
         """Calls the function when the pass begins."""
         return stream(self._read)
 

@@ -1,8 +1,10 @@
-"""What a step of a pipeline is: a description of which Grain dataset a pass reads.
+"""What a step of a pipeline is: where its elements are, or how they are read.
 
-A `Dataset` holds one `Stage`, which holds the stages before it. Nothing is read and no
-thread started before `build` is called and its Grain dataset iterated. Stages are
-immutable, so a pipeline can be shared, extended twice, or rebuilt over other files.
+A `Dataset` holds one `Stage`, which holds the stages before it. If any element can be computed
+without the others, a stage says how (`at`); from arrays in memory it takes many at once
+(`gather`). Otherwise it says which stream of Grain's reads a pass (`stream`). Threads are Grain's
+too. Nothing is read and no thread started before a pass is opened. Stages are immutable, so a
+pipeline can be shared, extended twice, or rebuilt over other files.
 """
 
 from __future__ import annotations
@@ -10,13 +12,16 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from replicax.input.pipeline import elements
-from replicax.input.pipeline.streams import picked
-from replicax.input.source import INFINITE, UNKNOWN
+from replicax.input.pipeline.streams import picked, require_grain
+from replicax.input.source import INFINITE, UNKNOWN, BatchPart, PartOf
+
+Places = TypeVar("Places", int, np.ndarray)
 
 ENDLESS_LENGTH = 2**52
 """What counts as a length without end: Grain divides lengths as floats, which are exact so far."""
@@ -43,9 +48,7 @@ class ReadAhead:
     @property
     def read_options(self) -> Any:
         """The same as `grain.ReadOptions`; no thread if nothing was asked for."""
-        import grain
-
-        return grain.ReadOptions(
+        return require_grain().ReadOptions(
             num_threads=self.num_threads, prefetch_buffer_size=self.buffer_size
         )
 
@@ -81,14 +84,18 @@ class Stage(abc.ABC):
         (only,) = self.inputs
         return only
 
-    @abc.abstractmethod
-    def build(self, epoch: int) -> Any:
-        """The Grain dataset of one pass: a `MapDataset` if `is_indexed`, else an `IterDataset`.
+    def at(self, epoch: int, position: int) -> elements.Element:
+        """One element, if `is_indexed`.
 
         Args:
-            epoch: Which pass it is, from 0. Index ``i`` of a `MapDataset` is element
-                ``i % len`` of pass ``epoch + i // len``.
+            epoch: Which pass it is an element of, from 0.
+            position: Its place in that pass.
         """
+        raise NotImplementedError(f"{type(self).__name__} is not indexed.")
+
+    def stream(self, epoch: int) -> Any:
+        """The `grain.IterDataset` of one pass, if not `is_indexed`."""
+        raise NotImplementedError(f"{type(self).__name__} is indexed.")
 
     @property
     @abc.abstractmethod
@@ -133,11 +140,33 @@ class Stage(abc.ABC):
         """Whether many elements can be taken out of arrays at once."""
         return False
 
+    @property
+    def is_divisible(self) -> bool:
+        """Whether a part of an element, which is a batch, can be computed by itself."""
+        return False
+
+    def part_at(self, epoch: int, position: int, part_of: PartOf) -> BatchPart:
+        """Some examples of one batch, if `is_divisible`.
+
+        They may be read-only parts of arrays that never change.
+
+        Args:
+            epoch: The pass.
+            position: The batch.
+            part_of: Which of its examples are wanted.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is not divisible.")
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether elements are batches that are taken out of arrays, without any function."""
+        return False
+
     def gather(self, epochs: np.ndarray, positions: np.ndarray) -> elements.Element:
         """A batch of some elements, in buffers of its own, if `is_gatherable`.
 
         Args:
-            epochs: Which pass each is an element of; it wraps around at 2**64.
+            epochs: Which pass each is an element of, modulo 2**64.
             positions: Its place in that pass.
         """
         raise NotImplementedError(f"{type(self).__name__} is not gatherable.")
@@ -218,30 +247,43 @@ class Choosing(OneInput):
 
     keeps_order: ClassVar[bool] = False
 
-    @abc.abstractmethod
-    def locate(self, epochs: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which elements of the input these elements are.
+    def locate(self, epochs: Places, positions: Places) -> tuple[Places, Places]:
+        """Which elements of the input these elements are: the same ones, here.
 
         Args:
-            epochs: The passes, uint64.
-            positions: The places within the passes.
+            epochs: The passes; a number, or an array of them modulo 2**64.
+            positions: The places within the passes, alike.
 
         Returns:
             Passes and places of the input.
         """
+        return epochs, positions
 
-    def locate_one(self, epoch: int, position: int) -> tuple[int, int]:
-        """Which element of the input one element is; what `locate` says of many."""
-        epochs, positions = self.locate(np.array([epoch % 2**64], np.uint64), np.array([position]))
-        return int(epochs[0]), int(positions[0])
+    def at(self, epoch: int, position: int) -> elements.Element:
+        """The input's."""
+        return self.input.at(*self.locate(epoch, position))
+
+    @property
+    def is_divisible(self) -> bool:
+        """As its input."""
+        return self.is_indexed and self.input.is_divisible
+
+    @property
+    def is_gathered(self) -> bool:
+        """As its input."""
+        return self.is_indexed and self.input.is_gathered
+
+    def part_at(self, epoch: int, position: int, part_of: PartOf) -> BatchPart:
+        """The input's."""
+        return self.input.part_at(*self.locate(epoch, position), part_of)
 
     def view(self, epoch: int, start: int, stop: int) -> elements.Element | None:
         """The input's, if they follow one another there."""
         if not self.keeps_order:
             return None
-        passes, first = self.locate_one(epoch, start)
+        passes, first = self.locate(epoch, start)
         end = first + stop - start
-        if self.locate_one(epoch, stop - 1) != (passes, end - 1):
+        if self.locate(epoch, stop - 1) != (passes, end - 1):
             return None
         return self.input.view(passes, first, end)
 
@@ -255,10 +297,60 @@ class Choosing(OneInput):
         return self.input.gather(*self.locate(epochs, positions))
 
 
+class InOrder(Iterator[Any]):
+    """What a function gives for one place after another; can be closed at any time."""
+
+    def __init__(self, at: Callable[[int], Any], places: Iterable[int]) -> None:
+        self._at = at
+        self._places = iter(places)
+
+    def __next__(self) -> Any:
+        return self._at(next(self._places))
+
+    def close(self) -> None:
+        """Gives nothing more."""
+        self._places = iter(())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _ByIndex:
+    """Random access to what a function gives for each place, as Grain wants it."""
+
+    at: Callable[[int], Any]
+    places: range
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.at(self.places[index])
+
+
+def read_in_order(stage: Stage, at: Callable[[int], Any], start: int = 0) -> Any:
+    """What `at` gives for one place of `stage` after another; threads of Grain call it if asked to.
+
+    Args:
+        stage: Says how many places there are, and how far to read ahead.
+        at: Called with each place.
+        start: The first place.
+    """
+    places = range(start, ENDLESS_LENGTH if stage.count == INFINITE else stage.count)
+    if not stage.read_ahead.buffer_size:
+        return InOrder(at, places)
+    return iter(_threaded(at, places, stage.read_ahead))
+
+
+def _threaded(at: Callable[[int], Any], places: range, read_ahead: ReadAhead) -> Any:
+    found = require_grain().MapDataset.source(_ByIndex(at, places))
+    return found.to_iter_dataset(read_ahead.read_options)
+
+
 def as_stream(stage: Stage, epoch: int) -> Any:
     """The `grain.IterDataset` of one pass."""
-    dataset = stage.build(epoch)
-    return dataset.to_iter_dataset(stage.read_ahead.read_options) if stage.is_indexed else dataset
+    if not stage.is_indexed:
+        return stage.stream(epoch)
+    places = range(ENDLESS_LENGTH if stage.count == INFINITE else stage.count)
+    return _threaded(functools.partial(stage.at, epoch), places, stage.read_ahead)
 
 
 def open_pass(stage: Stage, epoch: int, start: int = 0) -> Any:
@@ -269,10 +361,9 @@ def open_pass(stage: Stage, epoch: int, start: int = 0) -> Any:
         epoch: Which pass.
         start: The first element; where there are indices, those before it are not computed.
     """
-    dataset = stage.build(epoch)
     if stage.is_indexed:
-        dataset = dataset.slice(slice(start, None)) if start else dataset
-        return iter(dataset.to_iter_dataset(stage.read_ahead.read_options))
+        return read_in_order(stage, functools.partial(stage.at, epoch), start)
+    dataset = stage.stream(epoch)
     return picked(dataset, start) if start else iter(dataset)
 
 

@@ -9,12 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from replicax.core.extras import require_extra
+
 Start = Callable[[], Iterator[Any]]
 """Starts a pass."""
+
+
+def require_grain() -> Any:
+    """The library Grain.
+
+    Raises:
+        ImportError: If it is not installed; says how to get it.
+    """
+    user = "a data.Dataset that reads a stream, or ahead in threads,"
+    require_extra("grain", user=user, extra="data")
+    return importlib.import_module("grain")
 
 
 def stream(start: Start) -> Any:
@@ -27,7 +41,7 @@ def stream(start: Start) -> Any:
 
 @functools.cache
 def _stream_class() -> type:
-    import grain
+    grain = require_grain()
 
     class StreamDatasetIterator(grain.DatasetIterator):
         """Counts what it reads."""

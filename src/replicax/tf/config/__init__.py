@@ -1,5 +1,7 @@
 """Names that the documents place under ``tf.config``."""
 
+import typing
+
 from replicax.backend.devices import (
     LogicalDevice,
     LogicalDeviceConfiguration,
@@ -7,9 +9,10 @@ from replicax.backend.devices import (
     set_logical_device_configuration,
 )
 from replicax.backend.topology import experimental_connect_to_cluster
-from replicax.functions.function import functions_run_eagerly, run_functions_eagerly
+from replicax.engine.functions.function import functions_run_eagerly, run_functions_eagerly
 from replicax.tf.config import experimental
 from replicax.tf.config.listing import list_logical_devices, list_physical_devices
+from replicax.tf.equivalents import missing as _missing
 
 __all__ = [
     "LogicalDevice",
@@ -23,3 +26,7 @@ __all__ = [
     "run_functions_eagerly",
     "set_logical_device_configuration",
 ]
+
+
+def __getattr__(name: str) -> typing.Any:
+    raise _missing("tf.config", name)

@@ -1,8 +1,11 @@
 """Names that the documents place under ``tf.compat.v1``."""
 
+import typing
+
 from replicax.core.enums import VariableAggregation, VariableSynchronization
 from replicax.tf.compat.v1 import distribute
-from replicax.variables.creation import variable_creator_scope
+from replicax.tf.equivalents import missing as _missing
+from replicax.variables.creators import variable_creator_scope
 from replicax.variables.variable import Variable
 
 __all__ = [
@@ -12,3 +15,7 @@ __all__ = [
     "distribute",
     "variable_creator_scope",
 ]
+
+
+def __getattr__(name: str) -> typing.Any:
+    raise _missing("tf.compat.v1", name)

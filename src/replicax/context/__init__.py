@@ -1,1 +1,0 @@
-"""Who am I: the per-thread stack of strategies, replica and cross-replica contexts."""

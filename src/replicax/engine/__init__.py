@@ -1,0 +1,1 @@
+"""Runs steps: on replicas, eagerly or compiled into one program."""

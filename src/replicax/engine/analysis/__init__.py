@@ -1,0 +1,1 @@
+"""Passes over traced programs: what may drift, hang or happen twice."""

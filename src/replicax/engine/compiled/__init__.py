@@ -1,0 +1,1 @@
+"""The compiled executor: one trace for all replicas."""

@@ -1,0 +1,1 @@
+"""Where code is: the stack of strategies, and the context of a replica."""

@@ -1,0 +1,1 @@
+"""The eager executor: one Python function per replica, which meet."""

@@ -1,0 +1,1 @@
+"""Compiled functions: how a call finds its program, and launches it."""

@@ -1,0 +1,1 @@
+"""Traced programs: the state they touch, and one program for all replicas."""

@@ -1,1 +1,0 @@
-"""The two executors: eager replica threads, and one SPMD program for all replicas."""

@@ -1,1 +1,0 @@
-"""Whole-program compilation, gradients with respect to variables, the host loop."""

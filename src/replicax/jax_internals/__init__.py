@@ -1,0 +1,1 @@
+"""Every private name of JAX that Replicax uses, one file a subject."""

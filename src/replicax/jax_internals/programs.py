@@ -1,0 +1,122 @@
+"""Traced programs: their types, what is in an equation, and how to evaluate them.
+
+`jax.extend.core` has the first three types, but its package imports Pallas, which takes 25 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax._src import core as jax_core
+from jax._src import source_info_util
+from jax._src.state.types import AbstractRef
+
+from replicax.jax_internals.traces import is_traced_inside
+
+_PACKAGE = str(pathlib.Path(__file__).resolve().parents[1]) + "/"
+
+Jaxpr = jax_core.Jaxpr
+
+ClosedJaxpr = jax_core.ClosedJaxpr
+
+Literal = jax_core.Literal
+
+
+def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
+    """Evaluates a jaxpr in the current trace; `jax.core` no longer documents this."""
+    return jax_core.eval_jaxpr(jaxpr, consts, *args)
+
+
+def shaped_array(shape: Sequence[int], dtype: Any) -> Any:
+    """The strongly typed abstract value of this shape and dtype."""
+    return jax_core.ShapedArray(tuple(shape), dtype)
+
+
+def is_ref(atom: Any) -> bool:
+    """Whether a variable of a jaxpr is a mutable Ref, not a value."""
+    return isinstance(atom.aval, AbstractRef)
+
+
+def open_jaxpr(jaxpr: Any) -> Any:
+    """The plain Jaxpr of a ClosedJaxpr; a plain one unchanged."""
+    return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+
+
+def sub_jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
+    """Every jaxpr among an equation's parameters, also inside tuples, as plain Jaxprs."""
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, Jaxpr | ClosedJaxpr):
+                yield open_jaxpr(item)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TransposedProduct:
+    """How a traced array was made: by transposing a product.
+
+    Attributes:
+        product: The product.
+        permutation: How it was transposed.
+        contracted: The sizes of the dims that it was summed over.
+    """
+
+    product: Any
+    permutation: tuple[int, ...]
+    contracted: tuple[int, ...]
+
+
+def transposed_product(array: Any) -> TransposedProduct | None:
+    """How `array` was made, if that was by transposing a product in the innermost trace.
+
+    JAX has no public way to look at what made a tracer.
+    """
+    transposition = getattr(array, "parent", None) if is_traced_inside(array) else None
+    if transposition is None or transposition.primitive is not jax.lax.transpose_p:
+        return None
+    (product,) = transposition.in_tracers
+    multiplication = getattr(product, "parent", None)
+    if multiplication is None or multiplication.primitive is not jax.lax.dot_general_p:
+        return None
+    (axes, _), _ = multiplication.params["dimension_numbers"]
+    shape = multiplication.in_tracers[0].aval.shape
+    contracted = tuple(shape[axis] for axis in axes)
+    return TransposedProduct(product, transposition.params["permutation"], contracted)
+
+
+def captured_tracers(jaxpr: Any) -> Iterator[Any]:
+    """The tracers among the constants of bodies at any depth of a plain Jaxpr.
+
+    Such a body cannot be compiled. JAX leaves them there when a rule of ``custom_jvp`` or
+    ``custom_vjp`` closes over a tracer.
+    """
+    for eqn in jaxpr.eqns:
+        for value in eqn.params.values():
+            for item in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(item, ClosedJaxpr):
+                    yield from (c for c in item.consts if isinstance(c, jax_core.Tracer))
+        for body in sub_jaxprs(eqn.params):
+            yield from captured_tracers(body)
+
+
+def user_line(eqn: Any) -> str:
+    """The user's ``file:line`` that made an equation, frames of JAX and Replicax left out."""
+    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+        if not frame.file_name.startswith(_PACKAGE):
+            return f"{frame.file_name}:{frame.start_line}"
+    return "an unknown line"
+
+
+@contextlib.contextmanager
+def origin_of(eqn: Any) -> Iterator[None]:
+    """Equations bound in here carry the source line, name and context of ``eqn``."""
+    name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with (
+        source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack),
+        eqn.ctx.manager,
+    ):
+        yield

@@ -1,0 +1,42 @@
+"""Names that the documents place under ``tf.distribute.experimental``: `replicax.experimental`."""
+
+import typing
+
+from replicax.experimental import (
+    CentralStorageStrategy,
+    CollectiveCommunication,
+    CollectiveHints,
+    CommunicationImplementation,
+    CommunicationOptions,
+    MultiStepContext,
+    MultiWorkerMirroredStrategy,
+    PreemptionCheckpointHandler,
+    Sharding,
+    TerminationConfig,
+    TPUStrategy,
+    ValueContext,
+    elementwise,
+    partitioners,
+)
+from replicax.tf.equivalents import missing as _missing
+
+__all__ = [
+    "CentralStorageStrategy",
+    "CollectiveCommunication",
+    "CollectiveHints",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "MultiStepContext",
+    "MultiWorkerMirroredStrategy",
+    "PreemptionCheckpointHandler",
+    "Sharding",
+    "TPUStrategy",
+    "TerminationConfig",
+    "ValueContext",
+    "elementwise",
+    "partitioners",
+]
+
+
+def __getattr__(name: str) -> typing.Any:
+    raise _missing("tf.distribute.experimental", name)

@@ -1,0 +1,102 @@
+"""Gradients with respect to variables that a loss function reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from replicax.core import nest
+from replicax.core.errors import VariableError
+from replicax.engine.protocols import variable_of
+from replicax.engine.trace.overrides import overriding
+from replicax.variables.variable import Variable
+
+
+def value_and_grad(
+    loss_fn: Callable[[], Any], variables: Any = None, has_aux: bool = False
+) -> tuple[Any, Any]:
+    """The value of ``loss_fn()`` and its gradient with respect to `variables`.
+
+    In a replica the gradient is the replica's own; reduce it with ``all_reduce``
+    or ``merge_call``. `loss_fn` may assign variables, as batch norm does.
+
+    Args:
+        loss_fn: A function without arguments that returns a scalar (with
+            `has_aux`: a pair of it and anything else).
+        variables: The variables, in any nest; the gradients come in that nest.
+        has_aux: Whether `loss_fn` returns a pair.
+
+    Returns:
+        What `loss_fn` returned, and the gradients.
+
+    Raises:
+        VariableError: If `variables` contains anything but variables, or one of them twice.
+        TypeError: Without `variables`.
+
+    Example:
+        >>> import replicax as rx
+        >>> w = rx.Variable(3.0)
+        >>> loss, gradient = rx.value_and_grad(lambda: w * w, w)
+        >>> loss, gradient
+        (Array(9., dtype=float32), Array(6., dtype=float32))
+    """
+    _require_variables(variables, "value_and_grad")
+    given, structure = nest.flatten(variables)
+    leaves = [variable_of(leaf) for leaf in given]
+    for leaf in leaves:
+        if not isinstance(leaf, Variable):
+            raise VariableError(
+                f"value_and_grad differentiates with respect to variables; got {leaf!r}. For "
+                "arrays use jax.value_and_grad."
+            )
+    if len({id(leaf) for leaf in leaves}) != len(leaves):
+        names = [leaf.name for leaf in leaves]
+        raise VariableError(f"value_and_grad got the same variable twice: {names}.")
+
+    def loss_of(values: list[Any]) -> Any:
+        with overriding(leaves, values):
+            return loss_fn()
+
+    values = [leaf.read_value() for leaf in leaves]
+    result, gradients = jax.value_and_grad(loss_of, has_aux=has_aux)(values)
+    return result, nest.unflatten(structure, gradients)
+
+
+def grad(loss_fn: Callable[[], Any], variables: Any = None, has_aux: bool = False) -> Any:
+    """The gradient of ``loss_fn()`` with respect to `variables`, in their nest.
+
+    With `has_aux` a pair of the gradient and what `loss_fn` returned beside the
+    loss. See `value_and_grad`.
+
+    Args:
+        loss_fn: As for `value_and_grad`.
+        variables: The variables, in any nest.
+        has_aux: Whether `loss_fn` returns a pair.
+
+    Returns:
+        The gradients.
+
+    Raises:
+        VariableError: If `variables` contains anything but variables, or one of them twice.
+        TypeError: Without `variables`.
+
+    Example:
+        >>> import replicax as rx
+        >>> w = {"a": rx.Variable(3.0), "b": rx.Variable(2.0)}
+        >>> rx.grad(lambda: w["a"] * w["b"], w)
+        {'a': Array(2., dtype=float32), 'b': Array(3., dtype=float32)}
+    """
+    _require_variables(variables, "grad")
+    value, gradients = value_and_grad(loss_fn, variables, has_aux)
+    return (gradients, value[1]) if has_aux else gradients
+
+
+def _require_variables(variables: Any, name: str) -> None:
+    if variables is None:
+        raise TypeError(
+            f"{name} needs the variables: write rx.{name}(loss_fn, variables), with a loss_fn "
+            f"without arguments. It computes at once and returns no function; for a function of "
+            f"arrays use jax.{name}."
+        )
