@@ -12,7 +12,6 @@ def test_a_process_joins_a_service_that_another_one_has_and_both_may_go():
             forget_coordination,
             leave_coordination,
             start_coordination_service,
-            start_preemption_service,
         )
         from replicax.cluster.addresses import free_port
         address = f"127.0.0.1:{free_port()}"
@@ -24,10 +23,6 @@ def test_a_process_joins_a_service_that_another_one_has_and_both_may_go():
         client = coordination_client()
         client.key_value_set("key", "value")
         assert client.key_value_try_get("key") == "value"
-        start_preemption_service()
-        start_preemption_service()  # once is enough
-        import os, signal
-        os.kill(os.getpid(), signal.SIGTERM)
         import jax
         assert (jax.process_index(), jax.process_count()) == (0, 1)
         leave_coordination()

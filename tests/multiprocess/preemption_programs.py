@@ -1,14 +1,20 @@
 """What the workers of the tests of preemption run."""
 
+import itertools
 import json
 import os
 import pathlib
+import signal
+import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 
 from tests.multiprocess.checkpoint_programs import main, make_strategy
+
+PAUSE_SECONDS = 3.0
 
 
 def preempted(rank, folder, how):
@@ -54,6 +60,41 @@ def preempted(rank, folder, how):
         (own / f"result-{rank}").write_text(text)
 
 
+def paused(rank, folder):
+    """Worker 0 is told to leave while worker 1 is stopped and cannot agree on the step."""
+    import replicax as rx
+
+    strategy = make_strategy()
+    with strategy.scope():
+        w = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)
+    handler = rx.experimental.PreemptionCheckpointHandler(
+        strategy.cluster_resolver, rx.Checkpoint(w=w), folder / "paused"
+    )
+    handler.run(lambda: strategy.run(lambda: w.assign_add(0.5)))
+    ticks = [time.monotonic()]
+
+    def tick():
+        while True:
+            time.sleep(0.05)
+            ticks.append(time.monotonic())
+
+    if rank == 1:
+        own = os.getpid()
+        subprocess.Popen(["sh", "-c", f"sleep {PAUSE_SECONDS}; kill -CONT {own}"])
+        os.kill(own, signal.SIGSTOP)
+    else:
+        threading.Thread(target=tick, daemon=True).start()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(PAUSE_SECONDS / 3)  # worker 0 has begun to agree
+    try:
+        while True:
+            handler.run(time.sleep, 0.01)
+    finally:
+        gaps = [after - before for before, after in itertools.pairwise(ticks)]
+        told = {"calls": handler.total_run_calls, "gap": max(gaps, default=0)}
+        (pathlib.Path(sys.argv[2]) / f"result-{rank}").write_text(json.dumps(told))
+
+
 def launched(folder, total):
     """A loop with `BackupAndRestore`, started by ``replicax launch`` or alone."""
     import replicax as rx
@@ -92,4 +133,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "launched":
         launched(pathlib.Path(sys.argv[2]), sys.argv[3])
     else:
-        main(preempted)
+        main(preempted, paused)

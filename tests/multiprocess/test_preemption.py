@@ -59,6 +59,15 @@ def test_sigterm_on_any_worker_lets_all_save_at_the_same_step_and_go_on_later(tm
     assert took < 30
 
 
+def test_a_worker_that_waits_for_the_others_to_agree_stays_alive(tmp_path):
+    # It was a deadlock: the wait kept Python from passing on what the others say.
+    with start("paused", tmp_path, file=PROGRAMS) as cluster:
+        assert cluster.wait(60) == [PREEMPTED, PREEMPTED], cluster.output()
+        one, other = results(cluster)
+    assert one["calls"] == other["calls"]
+    assert one["gap"] < preemption_programs.PAUSE_SECONDS / 3
+
+
 TOTAL = 40
 
 

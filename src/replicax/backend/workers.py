@@ -83,6 +83,8 @@ class Workers:
         self._relay = relay
         self._numbers: collections.Counter[str] = collections.Counter()
         self._seen: dict[int, tuple[str | None, float]] = {}
+        self._said: set[str] = set()
+        self._listeners: dict[str, Callable[[], object]] = {}
         self._looked_at = time.monotonic()
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -215,6 +217,25 @@ class Workers:
                 if not self._is_service_heard(self.timeout_seconds):
                     raise self.lost(f"at {what}", error) from error
 
+    # -- words to all ------------------------------------------------------------------------
+
+    def say(self, word: str) -> None:
+        """Sends a word to all workers with the next beat; a signal handler may call it."""
+        self._said.add(word)
+
+    def listen(self, word: str, then: Callable[[], object]) -> None:
+        """Calls `then` once, in a thread of its own, when a worker has said the word."""
+        self._listeners[word] = then
+
+    def _pass_words(self, client: Any) -> None:
+        for word in list(self._said):
+            client.key_value_set(f"replicax/word/{word}", "said", True)
+            self._said.discard(word)
+        for word, then in list(self._listeners.items()):
+            if _stored(client, f"replicax/word/{word}") is not None:
+                del self._listeners[word]
+                threading.Thread(target=then, name=f"replicax-{word}", daemon=True).start()
+
     # -- who is alive ------------------------------------------------------------------------
 
     def _beat(self) -> None:
@@ -228,6 +249,7 @@ class Workers:
             try:
                 client.key_value_set(self._beat_key(self.rank), str(count), True)
                 self._look_at_all(client)
+                self._pass_words(client)
             except Exception:  # the service is gone; whoever waits for it will say so
                 continue
 
@@ -241,12 +263,7 @@ class Workers:
         self._looked_at = time.monotonic()
 
     def _look_at(self, client: Any, rank: int) -> None:
-        try:
-            beat = client.key_value_try_get(self._beat_key(rank))
-        except Exception as error:
-            if "NOT_FOUND" not in str(error):
-                raise
-            beat = None
+        beat = _stored(client, self._beat_key(rank))
         if rank not in self._seen or self._seen[rank][0] != beat:
             self._seen[rank] = (beat, time.monotonic())
 
@@ -346,6 +363,16 @@ class Workers:
             if self._num_left() == self.num_workers - 1:
                 return
             time.sleep(BEAT_SECONDS / 5)
+
+
+def _stored(client: Any, key: str) -> str | None:
+    """What the key-value store has under this key; None if nothing."""
+    try:
+        return client.key_value_try_get(key)
+    except Exception as error:
+        if "NOT_FOUND" not in str(error):
+            raise
+        return None
 
 
 _workers: Workers | None = None

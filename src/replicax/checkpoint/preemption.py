@@ -26,8 +26,7 @@ class PreemptionCheckpointHandler:
     """Saves at the same step on every worker when one of them is told to leave, and leaves.
 
     It restores the latest checkpoint when it is created, so that a program that is started
-    again goes on where it stopped. In a process without a cluster it has the handler of
-    SIGTERM until `close`, or until it leaves.
+    again goes on where it stopped. It has the handler of SIGTERM until `close`, or until it leaves.
 
     Args:
         cluster_resolver: The one of the strategy, or None.
@@ -176,14 +175,17 @@ class PreemptionCheckpointHandler:
 
     def _leave(self) -> None:
         self._is_preempted = True
-        self.close()
+        if self._team.is_alone:
+            self.close()
+        else:
+            self._notice.keep()  # who is told twice must still say goodbye to the others
         if self._config.exit_fn is not None:
             self._config.exit_fn()
         else:
             sys.exit(PREEMPTED)
 
     def close(self) -> None:
-        """Ends the watch; in a process without a cluster SIGTERM does what it did before."""
+        """Ends the watch; SIGTERM does what it did before, unless workers are leaving."""
         self._notice.close()
 
     def __enter__(self) -> PreemptionCheckpointHandler:

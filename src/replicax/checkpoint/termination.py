@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import signal
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from jax.experimental import multihost_utils
-
+from replicax.checkpoint.leaving import Agreement
 from replicax.checkpoint.team import Team
 from replicax.core.errors import ContextError
-from replicax.jax_internals.processes import start_preemption_service
 
 WATCH_SECONDS = 1.0
 """How often ``termination_watcher_fn`` is asked."""
@@ -66,9 +63,7 @@ class TerminationConfig:
 class Notice:
     """Whether the workers were told to leave, as all of them see it at the same step.
 
-    In a cluster that is what JAX's preemption service is for: it catches SIGTERM from the first
-    notice on, and a handler of ours would disable it. A process without a cluster has our own
-    handler until `close`.
+    It has the handler of SIGTERM until `close`.
 
     Args:
         team: The workers.
@@ -79,28 +74,24 @@ class Notice:
     """
 
     def __init__(self, team: Team, watcher: Callable[[], bool] | None) -> None:
-        self._is_alone = team.is_alone
-        self._told = threading.Event()
-        self._ended = threading.Event()
-        told, ended = self._told, self._ended
+        told = self._told = threading.Event()
+        ended = threading.Event()
+        self._agreement = None if team.is_alone else Agreement()
+        tell = told.set if self._agreement is None else self._agreement.tell
         restore: Callable[[], Any] = ended.set
-        if not self._is_alone:
-            start_preemption_service()
+        try:
+            before = signal.signal(signal.SIGTERM, lambda number, frame: tell())
+        except ValueError:
+            if watcher is None:
+                raise ContextError(
+                    "SIGTERM can be watched from the main thread only, and this is the thread "
+                    f"{threading.current_thread().name!r}. Create the handler in the main "
+                    "thread, or give TerminationConfig a termination_watcher_fn."
+                ) from None
         else:
-            try:
-                before = signal.signal(signal.SIGTERM, lambda number, frame: told.set())
-            except ValueError:
-                if watcher is None:
-                    raise ContextError(
-                        "SIGTERM can be watched from the main thread only, and this is the thread "
-                        f"{threading.current_thread().name!r}. Create the handler in the main "
-                        "thread, or give TerminationConfig a termination_watcher_fn."
-                    ) from None
-            else:
-                restore = lambda: (ended.set(), _reset_handler(before))  # noqa: E731
+            restore = lambda: (ended.set(), _reset_handler(before))  # noqa: E731
         self._close = weakref.finalize(self, restore)
         if watcher is not None:
-            tell = told.set if self._is_alone else _tell_service
             threading.Thread(
                 target=_watch, args=(watcher, tell, ended), name="replicax-watcher", daemon=True
             ).start()
@@ -111,22 +102,22 @@ class Notice:
         Args:
             check: How many checks there were before, the same on every worker.
         """
-        if self._is_alone:
+        if self._agreement is None:
             return self._told.is_set()
-        return multihost_utils.reached_preemption_sync_point(check)
+        return self._agreement.is_due(check)
 
     def close(self) -> None:
         """Puts the handler of SIGTERM back that was there before."""
         self._close()
 
+    def keep(self) -> None:
+        """Lets the handler of SIGTERM stay, however often the process is told, until it ends."""
+        self._close.detach()
+
 
 def _reset_handler(before: Any) -> None:
     with contextlib.suppress(ValueError):  # collected in another thread
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
-
-
-def _tell_service() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)  # which JAX's service catches, and tells all workers
 
 
 def _watch(watcher: Callable[[], bool], tell: Callable[[], None], ended: threading.Event) -> None:

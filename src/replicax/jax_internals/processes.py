@@ -118,14 +118,6 @@ def use_gloo_at(host: str) -> None:
     xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
 
 
-def start_preemption_service() -> None:
-    """From now on SIGTERM is a notice to all processes, instead of the end of this one."""
-    state = distributed.global_state
-    if state.preemption_sync_manager is None:
-        jax.config.update("jax_enable_preemption_service", True)
-        state.initialize_preemption_sync_manager()
-
-
 def coordination_client() -> Any:
     """The connection of this process to the coordination service; None before there is one."""
     return distributed.global_state.client
@@ -134,8 +126,6 @@ def coordination_client() -> Any:
 def leave_coordination() -> None:
     """Disconnects from a coordination service that is still there and in another process."""
     state = distributed.global_state
-    if state.preemption_sync_manager is not None:
-        state.preemption_sync_manager.shutdown()  # first: it uses the client
     if state.client is not None:
         state.client.shutdown()
 
@@ -143,6 +133,6 @@ def leave_coordination() -> None:
 def forget_coordination() -> None:
     """Leaves without saying goodbye, which would end the process where the service is gone."""
     state = distributed.global_state
-    for item in (state.preemption_sync_manager, state.client, state.service):
+    for item in (state.client, state.service):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))  # its destructor says goodbye too
-    state.preemption_sync_manager = state.client = state.service = None
+    state.client = state.service = None
