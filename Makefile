@@ -17,7 +17,7 @@ install = { $(pip) uv && $(uv) $(2); } || $(pip) $(2)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-all test-lowest test-adapters checks lint format types layers doctest unit \
-        unit-all unit-rest coverage costs bench bench-smoke clean
+        unit-all unit-rest coverage costs docs docs-serve bench bench-smoke clean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,13 @@ coverage:  ## Say which share of each package the last make test-all has run
 costs: TIER := --full --costs
 costs: unit-all  ## Run every test and write tests/costs.json, by which the quick tier chooses
 
+docs: $(VENV)/.installed-docs  ## Build the documentation site in build/site; a warning is an error
+	JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.jax_cache $(BIN)/python -m sphinx -W --keep-going -j 2 -c website docs build/site
+
+PORT ?= 8000
+docs-serve: docs  ## Build the site and show it at 127.0.0.1:8000, or another PORT
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site $(PORT)
+
 bench: $(ADAPTERS)/.installed  ## Measure Replicax beside hand-written JAX and other libraries
 	$(ADAPTERS)/bin/python -m benchmarks $(BENCH)
 
@@ -116,6 +123,10 @@ $(VENV)/.installed-demo: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(call install,$(VENV),--group dev -e '.[all]')
 	touch $(VENV)/.installed-demo $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(call install,$(VENV),--group docs)
+	touch $@
 
 # By pip in any case: it also takes a CPU build of torch that lies in a folder of wheels.
 $(ADAPTERS)/.installed: pyproject.toml | $(ADAPTERS)/bin/python
