@@ -148,7 +148,7 @@ class RowsReply:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Snapshot:
+class ServerSnapshot:
     """All that a server knows.
 
     Attributes:
@@ -162,7 +162,7 @@ class Snapshot:
     values: tuple[Array, ...]
 
 
-class Source(enum.Enum):
+class InputSource(enum.Enum):
     """Where an input of a stage comes from."""
 
     ARGUMENT = "argument"  # of the call, by position
@@ -173,10 +173,10 @@ class Source(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Input:
+class StageInput:
     """One input of a stage."""
 
-    source: Source
+    source: InputSource
     index: int = 0
 
 
@@ -237,7 +237,7 @@ class Emission:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Stage:
+class ProgramStage:
     """A part of a program, which runs when the rows it needs are known.
 
     Attributes:
@@ -246,7 +246,7 @@ class Stage:
     """
 
     exported: Any
-    inputs: tuple[Input, ...]
+    inputs: tuple[StageInput, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class ProgramSpec:
 
     program_id: int
     name: str
-    stages: tuple[Stage, ...]
+    stages: tuple[ProgramStage, ...]
     reads: tuple[tuple[ShardSpec, ...], ...]
     lookups: tuple[Lookup, ...]
     elements: tuple[Element, ...]
@@ -276,7 +276,7 @@ class ProgramSpec:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Call:
+class ClosureCall:
     """One closure for one worker.
 
     Attributes:
@@ -291,7 +291,7 @@ class Call:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reply:
+class ClosureReply:
     """What a worker has done.
 
     Attributes:
@@ -319,7 +319,7 @@ class OtherShapes:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ElementSpec:
+class DatasetSpec:
     """What the elements of a dataset look like, by its first one.
 
     Attributes:

@@ -21,16 +21,16 @@ from replicax.core.errors import ReplicaxError
 from replicax.parameter_server.messages import (
     Array,
     Attempt,
-    Call,
-    ElementSpec,
+    ClosureCall,
+    ClosureReply,
+    DatasetSpec,
     OptimizerSpec,
     OtherShapes,
     ProgramSpec,
     ReadReply,
-    Reply,
     RowsReply,
+    ServerSnapshot,
     ShardSpec,
-    Snapshot,
     Update,
 )
 
@@ -118,11 +118,11 @@ class Server(Protocol):
         """Which of these closures are committed here, and the number of the attempt of each."""
         ...
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ServerSnapshot:
         """Everything committed, at one moment."""
         ...
 
-    def restore(self, snapshot: Snapshot, epoch: int) -> None:
+    def restore(self, snapshot: ServerSnapshot, epoch: int) -> None:
         """Goes back to a snapshot, and begins `epoch`: all that is staged is forgotten."""
         ...
 
@@ -134,7 +134,7 @@ class Worker(Protocol):
         """Takes a program; compiles it now or when it is first run."""
         ...
 
-    def make_dataset(self, dataset_id: int, dataset_fn: Callable[[], Any]) -> ElementSpec:
+    def make_dataset(self, dataset_id: int, dataset_fn: Callable[[], Any]) -> DatasetSpec:
         """Calls `dataset_fn` on the worker and keeps what it returns.
 
         Returns:
@@ -146,7 +146,7 @@ class Worker(Protocol):
         """Starts a pass over a dataset."""
         ...
 
-    def run(self, call: Call) -> Reply | OtherShapes:
+    def run(self, call: ClosureCall) -> ClosureReply | OtherShapes:
         """Reads, computes and stages; never commits. Waits until what it staged is there.
 
         Raises:
