@@ -56,17 +56,23 @@ class OptimizerSpec:
         parameters: The tree that the transformation sees: the number of the shard at each leaf
             that the server holds, None at the others.
         state: The state of the transformation in the same way; leaves that are no arrays are
-            `Constant`.
+            `FixedLeaf`.
+        slots: The number of each shard of the state that belongs to a parameter, with that of the
+            parameter.
+        by_rows: Whether rows without a gradient stay as they are, so that an update by rows may
+            leave them out.
     """
 
     optimizer_id: int
     transformation: Any
     parameters: Any
     state: Any
+    slots: tuple[tuple[int, int], ...] = ()
+    by_rows: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Constant:
+class FixedLeaf:
     """A leaf of the state of an optimizer that no server changes."""
 
     value: Any
