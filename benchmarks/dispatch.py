@@ -1,4 +1,4 @@
-"""What does a step cost beyond the hand-written one?
+"""What do a step, and reading its result, cost beyond the hand-written ones?
 
 The same training step, twice: written by hand with jit, shard_map and donation, and
 with ``function`` and ``run``. Both add small gradients in one collective. The two
@@ -6,25 +6,30 @@ are timed in alternating rounds of one process; one JSON object is printed for e
 number of replicas and of variables. Wall and CPU time are per step, in microseconds,
 medians over the rounds; the ratio is of medians.
 
+Then what a loop does to log a loss that is there: look at the scalar of each replica, and add them
+up to a float. By hand the shards of the array are the scalars, and `jnp.sum` adds them.
+
 Usage: python benchmarks/dispatch.py [--rounds 15] [--replicas 1 2 4 8] [--variables 4 500]
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from alternating import alternate, compared, environment, parse_options
+from alternating import Times, alternate, compared, environment, parse_options
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import replicax as rx
 
 SIZE = 8
 LEARNING_RATE = 1e-3
+READS = 40  # a round of them
 
 
 def hand_written(devices: Sequence[Any], num_variables: int) -> Callable[[], Any]:
@@ -85,10 +90,14 @@ def with_replicax(devices: Sequence[Any], num_variables: int) -> Callable[[], An
         return total[0][:1]
 
     def run() -> Any:
-        result = strategy.run(step, args=(batch,))
-        return result._as_packed() if isinstance(result, rx.PerReplica) else result
+        return packed(strategy.run(step, args=(batch,)))
 
     return run
+
+
+def packed(result: Any) -> Any:
+    """What a step returned as one array; of a single replica it is one."""
+    return result._as_packed() if isinstance(result, rx.PerReplica) else result
 
 
 def compare(devices: Sequence[Any], num_variables: int, rounds: int) -> dict[str, Any]:
@@ -103,6 +112,48 @@ def compare(devices: Sequence[Any], num_variables: int, rounds: int) -> dict[str
     return row | compared(times, "replicax", "hand_written")
 
 
+def compare_reading(devices: Sequence[Any], rounds: int) -> list[dict[str, Any]]:
+    """What it costs to read the loss of a step, in alternating rounds."""
+    strategy = rx.MirroredStrategy(devices)
+    loss = rx.function(lambda x: x.sum())
+    batch = strategy.distribute_batch(np.ones((len(devices), SIZE), np.float32))
+    results: list[Any] = []
+
+    def array() -> Any:
+        return packed(results.pop())
+
+    def shards() -> list[Any]:
+        return [shard.data.reshape(()) for shard in array().addressable_shards]
+
+    readings: dict[str, dict[str, Callable[[], Any]]] = {
+        "local results": {
+            "hand_written": shards,
+            "replicax": lambda: strategy.experimental_local_results(results.pop()),
+        },
+        "reduce": {
+            "hand_written": lambda: float(jnp.sum(array())),
+            "replicax": lambda: float(strategy.reduce("SUM", results.pop(), axis=None)),
+        },
+    }
+    rows = []
+    for reading, runs in readings.items():
+        times: Times = {name: [] for name in runs}
+        for round_ in range(rounds + 1):
+            for name, run in runs.items():
+                results.extend(strategy.run(loss, args=(batch,)) for _ in range(READS))
+                for result in results:
+                    jax.block_until_ready(packed(result))
+                wall, cpu = time.perf_counter(), time.process_time()
+                for _ in range(READS):
+                    run()
+                wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+                if round_:  # the first one warms up
+                    times[name].append((1e6 * wall / READS, 1e6 * cpu / READS))
+        row = {"replicas": len(devices), "reading": reading}
+        rows.append(row | compared(times, "replicax", "hand_written"))
+    return rows
+
+
 def main() -> None:
     """Prints one JSON object per configuration."""
     options = parse_options(__doc__, replicas=[1, 2, 4, 8], variables=[4, 500])
@@ -110,6 +161,9 @@ def main() -> None:
     for num_variables in options.variables:
         for replicas in options.replicas:
             row = compare(jax.devices()[:replicas], num_variables, options.rounds)
+            print(json.dumps(row | environment()), flush=True)
+    for replicas in options.replicas:
+        for row in compare_reading(jax.devices()[:replicas], options.rounds):
             print(json.dumps(row | environment()), flush=True)
 
 

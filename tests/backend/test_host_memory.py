@@ -9,6 +9,7 @@ import pytest
 
 import replicax as rx
 from replicax.backend import host_memory
+from replicax.backend.runahead import RUN_AHEAD
 from tests.backend.fresh_process import run_fresh
 
 LARGE = host_memory.MIN_BYTES // 4
@@ -109,6 +110,52 @@ def test_an_own_way_of_reducing_is_used_for_large_values_too():
     value = strategy.distribute_batch(np.ones(2 * LARGE, np.float32))
     assert strategy.reduce("SUM", value, axis=None)[0] == 2
     assert added
+
+
+def ready(strategy, values):
+    value = strategy.distribute_batch(values)
+    jax.block_until_ready(value._as_packed())
+    return value
+
+
+@pytest.mark.parametrize(("op", "expected"), [("SUM", 10.0), ("MEAN", 2.5)])
+def test_small_values_that_are_there_are_reduced_without_a_program(four, op, expected):
+    value = ready(four, np.float32([1, 2, 3, 4]))
+    losses = four.run(rx.function(lambda x: x.sum()), args=(value,))
+    jax.block_until_ready(losses._as_packed())
+    RUN_AHEAD.wait()
+    result = four.reduce(op, {"loss": losses, "row": value}, axis=None)
+    assert RUN_AHEAD.num_in_flight == 0
+    assert (result["loss"].shape, result["row"].shape) == ((), (1,))
+    assert result["loss"] == result["row"][0] == expected
+    assert not result["loss"].committed
+    assert result["loss"].devices() == {jax.devices()[0]}
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+@pytest.mark.parametrize("num_replicas", [2, 3, 7, 8])
+def test_whether_a_value_is_there_changes_no_bit(monkeypatch, op, num_replicas):
+    strategy = rx.MirroredStrategy(jax.devices()[:num_replicas])
+    rng = np.random.default_rng(num_replicas)
+    shape = (num_replicas * 50,)
+    special = np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 3e38, 1e-40, 1e-44])
+    rows = [
+        rng.normal(size=shape),
+        rng.normal(size=shape) * 10.0 ** rng.integers(-20, 20, size=shape),
+        rng.normal(size=shape) * 1e-38,
+        np.where(rng.random(shape) < 0.1, -rng.random(shape), -0.0),
+        rng.choice(special, size=shape),
+        rng.integers(-(2**31), 2**31, size=shape),
+    ]
+    for row in rows:
+        dtype = np.int32 if row.dtype.kind == "i" else np.float32
+        value = ready(strategy, row.astype(dtype))
+        soon = np.asarray(strategy.reduce(op, value, axis=None))
+        with monkeypatch.context() as patch:
+            patch.setattr(host_memory, "MAX_READY_BYTES", -1)
+            late = np.asarray(strategy.reduce(op, value, axis=None))
+        assert soon.dtype == late.dtype
+        assert soon.tobytes() == late.tobytes()
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others give memory back themselves")

@@ -103,7 +103,7 @@ def all_reduce(
 
 def addable(op: ReduceOp, values: Sequence[Any]) -> list[jax.Array]:
     """The values in the types that the results of `op` have."""
-    arrays = [jnp.asarray(value) for value in values]
+    arrays = [v if isinstance(v, jax.Array) else jnp.asarray(v) for v in values]
     if op is ReduceOp.MEAN:  # first, because a sum of integers may not fit their type
         arrays = [a.astype(as_mean_dtype(a.dtype)) for a in arrays]
     return [a.astype(jnp.int32) if a.dtype == bool else a for a in arrays]

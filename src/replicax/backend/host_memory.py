@@ -24,6 +24,9 @@ ALIGNMENT = 64
 MIN_BYTES = 2**20
 """Of a component. A sum here waits for the value, which matters more for smaller ones."""
 
+MAX_READY_BYTES = 2**12
+"""Of a component that is computed already. To launch a program takes longer than to add these."""
+
 _CHUNK = 2**16
 _DTYPES = frozenset(np.dtype(name) for name in ("float32", "float64", "int32", "int64"))
 
@@ -44,11 +47,11 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 def can_add(parts: Sequence[jax.Array]) -> bool:
     """Whether one-device arrays of one shape are on the CPU, and large enough to be added here."""
     first = parts[0]
-    return (
-        first.nbytes >= MIN_BYTES
-        and first.dtype in _DTYPES
-        and all(device.platform == "cpu" for part in parts for device in part.devices())
-    )
+    return first.nbytes >= MIN_BYTES and first.dtype in _DTYPES and _are_on_cpu(parts)
+
+
+def _are_on_cpu(parts: Sequence[jax.Array]) -> bool:
+    return all(device.platform == "cpu" for part in parts for device in part.devices())
 
 
 def total(parts: Sequence[jax.Array], *, divisor: int = 1) -> jax.Array:
@@ -78,6 +81,46 @@ def total(parts: Sequence[jax.Array], *, divisor: int = 1) -> jax.Array:
                 np.divide(chunk, divisor, out=chunk)
     (device,) = parts[0].devices()
     return _placer(parts[0].shape, parts[0].dtype, device)([result])
+
+
+_SMALLEST, _LARGEST = 2.0**-80, 2.0**80
+
+
+def total_if_ready(
+    parts: Sequence[jax.Array], shape: tuple[int, ...], *, divisor: int = 1
+) -> jax.Array | None:
+    """The sum of small arrays that are there already; None if a program should add them.
+
+    The bits are those of the program, or they would depend on how soon a value is asked for. XLA
+    takes the smallest floats for 0 and may change the bits of a NaN, so a program adds such values.
+
+    Args:
+        parts: At least two one-device arrays of one shape.
+        shape: Of the result.
+        divisor: What the sum is divided by.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> parts = [jnp.array([1.0]), jnp.array([3.0])]
+        >>> total_if_ready(jax.block_until_ready(parts), (), divisor=2)
+        Array(2., dtype=float32)
+    """
+    first = parts[0]
+    dtype = first.dtype
+    if first.nbytes > MAX_READY_BYTES or dtype not in _DTYPES or not _are_on_cpu(parts):
+        return None
+    if not all(part.is_ready() for part in parts):  # pyright: ignore[reportAttributeAccessIssue]
+        return None
+    values = np.array([*map(np.asarray, parts)])
+    if dtype.kind == "f":
+        sizes = np.abs(values)
+        if not (((sizes >= _SMALLEST) & (sizes <= _LARGEST)) | (sizes == 0)).all():
+            return None
+    result = functools.reduce(np.add, values) + dtype.type(0)  # the sum of -0 is 0 on devices
+    if divisor != 1:
+        result *= dtype.type(1) / dtype.type(divisor)  # as XLA divides by a constant
+    (device,) = first.devices()
+    return _placer(shape, dtype, device)([result.reshape(shape)])
 
 
 @functools.lru_cache(maxsize=64)

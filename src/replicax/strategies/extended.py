@@ -353,6 +353,8 @@ class StrategyExtended:
             ReductionError: If components cannot be combined.
         """
         axis = tuple(axis) if isinstance(axis, list) else axis
+        if isinstance(value, DistributedValues):  # as most are: a loss
+            return reduce_leaf(op, value, axis, self.mesh, self._reduction)
         return nest.map_leaves(
             lambda leaf: reduce_leaf(op, leaf, axis, self.mesh, self._reduction), value
         )

@@ -235,7 +235,8 @@ class PerReplica(RefusedOperators, DistributedValues):
     @property
     def _is_uneven(self) -> bool:
         """Whether components differ in shape."""
-        return any(shape != self.shapes[0] for shape in self.shapes)
+        shapes = self.shapes
+        return shapes.count(shapes[0]) < len(shapes)
 
     @property
     def dtype(self) -> np.dtype:

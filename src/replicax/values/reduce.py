@@ -58,7 +58,7 @@ def as_array(value: Any, name: str) -> jax.Array:
     value = plain(value)
     if isinstance(value, placement.Arrays):
         value = placement.narrowed(value, name)
-    return jnp.asarray(value)
+    return value if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
 def reduce_leaf(
@@ -80,6 +80,8 @@ def reduce_leaf(
     axis = check_axis(axis, array.shape)
     if axis is None:
         (array,) = collectives.addable(op, [array])
+        if op is ReduceOp.MEAN or mesh.num_replicas == 1:
+            return array.astype(array.dtype) if array.weak_type else array
         total, dtype = array.astype(collectives.summing_dtype(array.dtype)), array.dtype
         count = 1
     else:
@@ -99,7 +101,8 @@ def reduce_to_all(op: ReduceOp, value: Any, mesh: ReplicaMesh, reduction: Reduct
         value._refuse_deleted("a per-replica value to reduce")
         check_even(value)
         packed = value._as_packed()
-        total = _total_on_host(op, value, packed) if reduction.is_plain_sum else None
+        is_plain = reduction.is_plain_sum
+        total = _total_on_host(op, value, packed, large_only=True) if is_plain else None
         if total is None:
             return _launch_reducer(op, [value], [packed], None, reduction)[0]
     else:
@@ -180,13 +183,13 @@ def _reduce_packed(
     if any(isinstance(array, Tracer) for array in packed):
         return _reducer_of(op, values, axis, reduction)(packed)[1]
     if axis is None and reduction.is_plain_sum:
-        large = [
+        here = [
             _total_on_host(op, value, array) for value, array in zip(values, packed, strict=True)
         ]
-        if any(total is not None for total in large):
-            rest = [v for v, total in zip(values, large, strict=True) if total is None]
+        if any(total is not None for total in here):
+            rest = [v for v, total in zip(values, here, strict=True) if total is None]
             others = iter(_reduce_packed(op, rest, axis, reduction))
-            return [next(others) if total is None else total for total in large]
+            return [next(others) if total is None else total for total in here]
     totals = _launch_reducer(op, values, packed, axis, reduction)
     return [placement.one_device(total) for total in totals]
 
@@ -210,18 +213,23 @@ def _reducer_of(
     return _reducer(op, axis, values[0].mesh, scalars, reduction)
 
 
-def _total_on_host(op: ReduceOp, value: PerReplica, packed: jax.Array) -> jax.Array | None:
-    """The sum or mean of large components where they are; None if a program is better."""
+def _total_on_host(
+    op: ReduceOp, value: PerReplica, packed: jax.Array, *, large_only: bool = False
+) -> jax.Array | None:
+    """The sum or mean of components where they are; None if a program is better."""
     mesh = value.mesh
-    if packed.nbytes < host_memory.MIN_BYTES * mesh.num_replicas or mesh.num_replicas == 1:
-        return None
     is_mean = op is ReduceOp.MEAN
-    if mesh.spans_workers or (is_mean and not jnp.issubdtype(packed.dtype, jnp.inexact)):
+    if mesh.num_replicas == 1 or mesh.spans_workers:
+        return None
+    if is_mean and not jnp.issubdtype(packed.dtype, jnp.inexact):
         return None
     parts = placement.parts_of(packed, mesh)
-    if not host_memory.can_add(parts):
+    divisor = mesh.num_replicas if is_mean else 1
+    if host_memory.can_add(parts):
+        return host_memory.total(parts, divisor=divisor)
+    if large_only:
         return None
-    return host_memory.total(parts, divisor=mesh.num_replicas if is_mean else 1)
+    return host_memory.total_if_ready(parts, value.shapes[0], divisor=divisor)
 
 
 @functools.cache
