@@ -1,10 +1,13 @@
 """The settings of Sphinx, which reads them by their names."""
 
+import os
 import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # for website and benchmarks, which are not installed
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # read when replicax.integrations.keras is imported
 
 import replicax  # noqa: E402
 from website import inventories  # noqa: E402
@@ -21,6 +24,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "website.pages",
+    "website.reference",
 ]
 
 html_theme = "sphinx_book_theme"

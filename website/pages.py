@@ -18,6 +18,7 @@ from website.contents import tables_of_contents
 def _add_tables(app: Sphinx, name: str, source: list[str]) -> None:
     if name == "index":
         source[0] += tables_of_contents(source[0])
+        source[0] += "\n:::{toctree}\n:hidden:\n:caption: Reference\n\nreference/index\n:::\n"
 
 
 class InlinePictures(SphinxPostTransform):

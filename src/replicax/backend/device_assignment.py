@@ -14,7 +14,12 @@ from replicax.backend.topology import Topology
 
 
 class DeviceOrderMode(enum.IntEnum):
-    """In which order the devices of a replica are numbered."""
+    """In which order the devices of a replica are numbered.
+
+    Example:
+        >>> DeviceOrderMode.RING
+        <DeviceOrderMode.RING: 1>
+    """
 
     AUTO = 0
     RING = 1

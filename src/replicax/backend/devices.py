@@ -49,6 +49,11 @@ class PhysicalDevice:
     Attributes:
         name: For example ``/physical_device:CPU:0``.
         device_type: ``CPU``, ``GPU`` or ``TPU``.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.config.list_physical_devices("CPU")[0]
+        PhysicalDevice(name='/physical_device:CPU:0', device_type='CPU')
     """
 
     name: str
@@ -62,6 +67,11 @@ class LogicalDevice:
     Attributes:
         name: For example ``/device:GPU:1``; every function that takes devices understands it.
         device_type: ``CPU``, ``GPU`` or ``TPU``.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.config.list_logical_devices("CPU")[1]
+        LogicalDevice(name='/device:CPU:1', device_type='CPU')
     """
 
     name: str
@@ -76,6 +86,10 @@ class LogicalDeviceConfiguration:
         memory_limit: Megabytes; accepted for a virtual GPU and without effect, refused for a CPU.
         experimental_priority: Accepted likewise, without effect.
         experimental_device_ordinal: Accepted likewise, without effect.
+
+    Example:
+        >>> print(LogicalDeviceConfiguration().memory_limit)
+        None
     """
 
     memory_limit: float | None = None
@@ -117,6 +131,12 @@ def set_virtual_devices(num_devices: int, kind: str = "CPU") -> None:
     Raises:
         DeviceError: JAX has started already.
         ValueError: `num_devices` or `kind` is not one of the above.
+
+    Example:
+        >>> import replicax as rx
+        >>> rx.set_virtual_devices(8)  # doctest: +SKIP
+        >>> rx.MirroredStrategy().num_replicas_in_sync
+        8
     """
     _check_num_devices(num_devices)
     kind = _check_kind(kind)
@@ -141,6 +161,12 @@ def set_logical_device_configuration(
     Raises:
         DeviceError: JAX has started already, or the device cannot be divided.
         ValueError: The device is unknown, or the configurations are empty or not for a CPU.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> cpu = tf.config.list_physical_devices("CPU")[0]
+        >>> two = [tf.config.LogicalDeviceConfiguration()] * 2
+        >>> tf.config.set_logical_device_configuration(cpu, two)  # doctest: +SKIP
     """
     if not logical_devices:
         raise ValueError(

@@ -274,6 +274,10 @@ def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
 
     Args:
         cluster_resolver: Ignored.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.tpu.experimental.shutdown_tpu_system()
     """
     del cluster_resolver
 
@@ -295,4 +299,8 @@ def experimental_connect_to_cluster(
         protocol: Ignored.
         make_master_device_default: Ignored.
         cluster_device_filters: Ignored.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.config.experimental_connect_to_cluster(None)
     """

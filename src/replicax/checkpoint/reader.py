@@ -96,6 +96,14 @@ def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
     Raises:
         CheckpointNotFoundError: If there is no checkpoint.
         DamagedCheckpointError: If it is incomplete, or was changed.
+
+    Example:
+        >>> import tempfile
+        >>> import replicax as rx
+        >>> import replicax.tf as tf
+        >>> path = rx.Checkpoint(step=rx.Variable(3)).save(f"{tempfile.mkdtemp()}/ckpt")
+        >>> list(tf.train.load_checkpoint(path).get_variable_to_shape_map().values())
+        [[], []]
     """
     return CheckpointReader(ckpt_dir_or_file)
 

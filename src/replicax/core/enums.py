@@ -43,7 +43,16 @@ class ReduceOp(enum.Enum):
 
 
 class VariableSynchronization(enum.Enum):
-    """When the copies of a distributed variable are brought together."""
+    """When the copies of a distributed variable are brought together.
+
+    Example:
+        >>> import replicax as rx
+        >>> with rx.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        ...     seen = rx.Variable(0, synchronization=VariableSynchronization.ON_READ,
+        ...                        aggregation=VariableAggregation.SUM)
+        >>> seen.synchronization.name
+        'ON_READ'
+    """
 
     AUTO = 0
     NONE = 1
@@ -52,7 +61,16 @@ class VariableSynchronization(enum.Enum):
 
 
 class VariableAggregation(enum.Enum):
-    """How updates (on write) or copies (on read) of a variable are combined."""
+    """How updates (on write) or copies (on read) of a variable are combined.
+
+    Example:
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     total = rx.Variable(0, aggregation=VariableAggregation.SUM)
+        >>> strategy.run(lambda: total.assign_add(1)).numpy()  # both replicas add 1
+        array(2, dtype=int32)
+    """
 
     NONE = 0
     SUM = 1
@@ -73,6 +91,11 @@ class AutoShardPolicy(enum.IntEnum):
     for pipelines that can be indexed, FILE for streams with a file for every worker,
     and DATA for other streams, which every worker then has to read. With OFF every
     worker takes everything; HINT leaves the division to the pipeline itself.
+
+    Example:
+        >>> import replicax as rx
+        >>> options = rx.data.Options()
+        >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.DATA
     """
 
     OFF = -1
@@ -83,7 +106,12 @@ class AutoShardPolicy(enum.IntEnum):
 
 
 class InputReplicationMode(enum.Enum):
-    """How often ``dataset_fn`` is called: once per worker, or once per replica."""
+    """How often ``dataset_fn`` is called: once per worker, or once per replica.
+
+    Example:
+        >>> InputReplicationMode.PER_WORKER.value
+        'PER_WORKER'
+    """
 
     PER_WORKER = "PER_WORKER"
     PER_REPLICA = "PER_REPLICA"

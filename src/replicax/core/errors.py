@@ -56,7 +56,17 @@ _MOST_CHARACTERS = 3000
 
 
 class ReplicaxError(Exception):
-    """Base of all errors that Replicax raises on purpose."""
+    """Base of all errors that Replicax raises on purpose.
+
+    Example:
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> try:
+        ...     float(strategy.distribute_batch([1.0, 2.0]))
+        ... except rx.ReplicaxError as error:
+        ...     print(type(error).__name__, isinstance(error, TypeError))
+        PerReplicaUseError True
+    """
 
 
 class ContextError(ReplicaxError, RuntimeError):
@@ -178,7 +188,17 @@ class ReplicationModeError(ReplicaxError, NotImplementedError):
 
 
 class OutOfRangeError(ReplicaxError, IndexError):
-    """An iterator ended before as many steps had run as were asked for."""
+    """An iterator ended before as many steps had run as were asked for.
+
+    Example:
+        >>> import replicax as rx
+        >>> iterator = iter(rx.MirroredStrategy(["CPU:0"]).distribute_dataset([1.0], batch_size=1))
+        >>> _ = iterator.get_next()
+        >>> iterator.get_next()
+        Traceback (most recent call last):
+        ...
+        replicax.core.errors.OutOfRangeError: the iterator has ended...
+    """
 
 
 class TraceError(ReplicaxError, ValueError):

@@ -22,7 +22,13 @@ PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class ReplicaxWarning(UserWarning):
-    """Something works, but probably not the way it should."""
+    """Something works, but probably not the way it should.
+
+    Example:
+        >>> import warnings
+        >>> import replicax as rx
+        >>> warnings.simplefilter("error", rx.ReplicaxWarning)  # in tests, for example
+    """
 
 
 def notify_once(key: object, message: str, *, category: type[Warning] = ReplicaxWarning) -> None:

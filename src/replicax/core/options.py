@@ -56,7 +56,13 @@ experimental_xla_options=mappingproxy({'xla_cpu_enable_fast_math': True}))
 
 
 class CommunicationImplementation(enum.Enum):
-    """Which library carries the collectives; AUTO leaves it to the platform."""
+    """Which library carries the collectives; AUTO leaves it to the platform.
+
+    Example:
+        >>> options = CommunicationOptions(implementation=CommunicationImplementation.RING)
+        >>> options.implementation.name
+        'RING'
+    """
 
     AUTO = "AUTO"
     RING = "RING"

@@ -18,11 +18,9 @@ PartitionFn = Callable[..., Sequence[int]]
 class Sharding:
     """Splits training state over the replicas instead of keeping it whole on each.
 
-    | stage | split |
-    |---|---|
-    | 1 | the slots of optimizers |
-    | 2 | also the reduced gradients |
-    | 3 | also the trainable variables, which are gathered where they are read |
+    - Stage 1 splits the slots of optimizers.
+    - Stage 2 also splits the reduced gradients.
+    - Stage 3 also splits the trainable variables, which are gathered where they are read.
 
     A variable is split over all replicas, evenly, or not at all. The same program runs on
     every stage and computes the same.

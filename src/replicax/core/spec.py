@@ -9,7 +9,12 @@ import numpy as np
 
 
 class TypeSpec:
-    """Base of all declarations of what a value looks like."""
+    """Base of all declarations of what a value looks like.
+
+    Example:
+        >>> isinstance(TensorSpec((2, 3)), TypeSpec)
+        True
+    """
 
     __slots__ = ()
 

@@ -208,6 +208,13 @@ class AdamW(_WithLearningRate):
         name: In front of the names of the state.
         options: The documented ones (`weight_decay`, `clipnorm`, `clipvalue`,
             `global_clipnorm`, `gradient_accumulation_steps`), and those of `Optimizer`.
+
+    Example:
+        >>> import replicax as rx
+        >>> w = rx.Variable(1.0)
+        >>> AdamW(0.5, weight_decay=0.1).apply_gradients([(3.0, w)])
+        >>> round(float(w), 3)
+        0.45
     """
 
     def __init__(
@@ -238,6 +245,13 @@ class Nadam(_WithLearningRate):
         name: In front of the names of the state.
         options: The documented ones (`weight_decay`, `clipnorm`, `clipvalue`,
             `global_clipnorm`, `gradient_accumulation_steps`), and those of `Optimizer`.
+
+    Example:
+        >>> import replicax as rx
+        >>> w = rx.Variable(1.0)
+        >>> Nadam(0.5).apply_gradients([(3.0, w)])
+        >>> round(float(w), 3)
+        0.263
     """
 
     def __init__(
@@ -340,6 +354,13 @@ class Adafactor(_WithLearningRate):
         name: In front of the names of the state.
         options: The documented ones (`weight_decay`, `clipnorm`, `clipvalue`,
             `global_clipnorm`, `gradient_accumulation_steps`), and those of `Optimizer`.
+
+    Example:
+        >>> import replicax as rx
+        >>> w = rx.Variable(1.0)
+        >>> Adafactor(0.5).apply_gradients([(3.0, w)])
+        >>> round(float(w), 3)
+        0.5
     """
 
     def __init__(

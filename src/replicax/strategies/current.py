@@ -94,5 +94,9 @@ def experimental_make_numpy_dataset(numpy_input: Any) -> Any:
 
     Returns:
         A dataset with one element for each row.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> dataset = tf.data.Dataset.from_tensor_slices([1.0, 2.0])  # what to write instead
     """
     return get_strategy().experimental_make_numpy_dataset(numpy_input)

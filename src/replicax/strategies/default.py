@@ -45,7 +45,15 @@ class DefaultExtended(StrategyExtended):
 
 
 class DefaultStrategy(Strategy):
-    """What ``get_strategy()`` returns outside every scope."""
+    """What ``get_strategy()`` returns outside every scope.
+
+    Example:
+        >>> import replicax as rx
+        >>> rx.get_strategy()
+        <DefaultStrategy: 1 replica>
+        >>> rx.get_strategy().run(lambda x: x + 1, args=(1,))
+        2
+    """
 
     def __init__(self) -> None:
         """One replica on JAX's default device."""

@@ -38,6 +38,17 @@ class EquivalenceReport:
         num_steps: How many steps each ran.
         num_values: How many variables and values were compared after each step.
         largest_difference: The largest difference, within the tolerance.
+
+    Example:
+        >>> import replicax as rx
+        >>> def train(strategy):
+        ...     with strategy.scope():
+        ...         w = rx.Variable(1.0, aggregation=rx.VariableAggregation.SUM)
+        ...     batch = strategy.distribute_batch([1.0, 2.0])
+        ...     strategy.run(lambda x: w.assign_sub(x.sum()), args=(batch,))
+        ...     yield w
+        >>> check_equivalence(train, replicas=(1, 2))
+        <EquivalenceReport: equal on 1, 2 replicas, 1 steps of 1 values, largest difference 0>
     """
 
     replicas: tuple[int, ...]

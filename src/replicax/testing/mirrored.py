@@ -24,6 +24,10 @@ class MirroredReport:
     Attributes:
         names: The variables, oldest first.
         num_copies: How many copies each has.
+
+    Example:
+        >>> MirroredReport(names=("w",), num_copies=2)
+        <MirroredReport: equal copies on 2 replicas, variables: w>
     """
 
     names: tuple[str, ...]

@@ -28,6 +28,12 @@ class NanFinding:
         index: The first element that is NaN, on the first such replica.
         num_nan: How many elements are, there.
         size: How many elements there are.
+
+    Example:
+        >>> import replicax as rx
+        >>> finding = find_nan({"loss": jnp.log(jnp.array([1.0, -1.0]))})
+        >>> finding.name, finding.index
+        ("the value at ['loss']", (1,))
     """
 
     name: str

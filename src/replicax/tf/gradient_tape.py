@@ -22,7 +22,15 @@ write
 
 
 class GradientTape:
-    """Refuses: write ``replicax.value_and_grad(loss_fn, variables)`` instead."""
+    """Refuses: write ``replicax.value_and_grad(loss_fn, variables)`` instead.
+
+    Example:
+        >>> import replicax as rx
+        >>> w = rx.Variable(3.0)
+        >>> loss, gradients = rx.value_and_grad(lambda: w * w, [w])
+        >>> gradients
+        [Array(6., dtype=float32)]
+    """
 
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.NoReturn:
         """Raises.

@@ -133,6 +133,11 @@ def ones(
 
     Returns:
         The array.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.ones((2,))
+        Array([1., 1.], dtype=float32)
     """
     return jnp.ones(_sizes(shape), _canonical(dtype))
 
@@ -149,6 +154,11 @@ def zeros(
 
     Returns:
         The array.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.zeros((2,))
+        Array([0., 0.], dtype=float32)
     """
     return jnp.zeros(_sizes(shape), _canonical(dtype))
 
@@ -163,6 +173,11 @@ def ones_like(input: typing.Any, dtype: typing.Any = None, name: str | None = No
 
     Returns:
         The array.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.ones_like([3, 4])
+        Array([1, 1], dtype=int32)
     """
     tensor = convert_to_tensor(input)
     return ones(tensor.shape, tensor.dtype if dtype is None else dtype)
@@ -178,6 +193,11 @@ def zeros_like(input: typing.Any, dtype: typing.Any = None, name: str | None = N
 
     Returns:
         The array.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.zeros_like([3, 4])
+        Array([0, 0], dtype=int32)
     """
     tensor = convert_to_tensor(input)
     return zeros(tensor.shape, tensor.dtype if dtype is None else dtype)
@@ -247,6 +267,11 @@ def identity(input: typing.Any, name: str | None = None) -> jax.Array:
 
     Returns:
         The copy.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.identity([1, 2])
+        Array([1, 2], dtype=int32)
     """
     return jnp.copy(convert_to_tensor(input))
 
@@ -281,6 +306,11 @@ def shape(
 
     Returns:
         One size for each dim.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.shape([[1, 2, 3]])
+        Array([1, 3], dtype=int32)
     """
     return constant(list(convert_to_tensor(input).shape), out_type)
 
@@ -295,6 +325,12 @@ def reshape(tensor: typing.Any, shape: typing.Any, name: str | None = None) -> j
 
     Returns:
         The array.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.reshape([1, 2, 3, 4], [2, -1])
+        Array([[1, 2],
+               [3, 4]], dtype=int32)
     """
     return convert_to_tensor(tensor).reshape(_sizes(shape))
 
@@ -328,6 +364,11 @@ def concat(values: typing.Any, axis: int, name: str = "concat") -> jax.Array:
 
     Returns:
         The array.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.concat([[1], [2, 3]], axis=0)
+        Array([1, 2, 3], dtype=int32)
     """
     return jnp.concatenate([convert_to_tensor(value) for value in values], axis)
 
@@ -368,6 +409,11 @@ def add(x: typing.Any, y: typing.Any, name: str | None = None) -> jax.Array:
 
     Returns:
         The array.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.add(1, 2)
+        Array(3, dtype=int32)
     """
     return jnp.add(*_operands(x, y))
 
@@ -411,6 +457,11 @@ def subtract(x: typing.Any, y: typing.Any, name: str | None = None) -> jax.Array
 
     Returns:
         The array.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.subtract(3, 1)
+        Array(2, dtype=int32)
     """
     return jnp.subtract(*_operands(x, y))
 
@@ -425,6 +476,11 @@ def multiply(x: typing.Any, y: typing.Any, name: str | None = None) -> jax.Array
 
     Returns:
         The array.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.multiply([1, 2], 3)
+        Array([3, 6], dtype=int32)
     """
     return jnp.multiply(*_operands(x, y))
 
@@ -439,6 +495,11 @@ def divide(x: typing.Any, y: typing.Any, name: str | None = None) -> jax.Array:
 
     Returns:
         The array.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.divide(1, 2)
+        Array(0.5, dtype=float32)
     """
     return jnp.divide(*_operands(x, y))
 
@@ -452,6 +513,11 @@ def square(x: typing.Any, name: str | None = None) -> jax.Array:
 
     Returns:
         The array.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.square(3.0)
+        Array(9., dtype=float32)
     """
     return jnp.square(convert_to_tensor(x))
 
@@ -474,6 +540,11 @@ def matmul(
 
     Returns:
         The product.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.matmul([[1.0, 2.0]], [[3.0], [4.0]])
+        Array([[11.]], dtype=float32)
     """
     a, b = _operands(a, b)
     return jnp.matmul(
@@ -527,6 +598,11 @@ def reduce_mean(
 
     Returns:
         The means.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.reduce_mean([1.0, 2.0])
+        Array(1.5, dtype=float32)
     """
     return jnp.mean(convert_to_tensor(input_tensor), _dims(axis), keepdims=keepdims)
 
@@ -547,6 +623,11 @@ def reduce_max(
 
     Returns:
         The largest elements.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.reduce_max([[1, 5], [7, 2]], axis=0)
+        Array([7, 5], dtype=int32)
     """
     return jnp.max(convert_to_tensor(input_tensor), _dims(axis), keepdims=keepdims)
 
@@ -567,6 +648,11 @@ def reduce_min(
 
     Returns:
         The smallest elements.
+
+    Example:
+        >>> import replicax.tf as tf
+        >>> tf.reduce_min([[1, 5], [7, 2]], axis=0)
+        Array([1, 2], dtype=int32)
     """
     return jnp.min(convert_to_tensor(input_tensor), _dims(axis), keepdims=keepdims)
 

@@ -91,6 +91,15 @@ class PerReplica(RefusedOperators, DistributedValues):
 
     Attributes:
         mesh: The devices of the replicas.
+
+    Example:
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> strategy.distribute_batch([1.0, 2.0, 3.0])
+        PerReplica:{
+          0: Array([1., 2.], dtype=float32),
+          1: Array([3.], dtype=float32)
+        }
     """
 
     __slots__ = (
