@@ -68,6 +68,7 @@ if typing.TYPE_CHECKING:
         metrics,
         optimizers,
         random,
+        saved_model,
         testing,
     )
     from replicax.checkpoint.backup import BackupAndRestore
@@ -141,6 +142,7 @@ __all__ = [
     "optimizers",
     "random",
     "run_functions_eagerly",
+    "saved_model",
     "scale_regularization_loss",
     "set_compilation_cache",
     "set_virtual_devices",
@@ -171,6 +173,7 @@ _IMPORTED_WHEN_USED = {
     "metrics": None,
     "optimizers": None,
     "random": None,
+    "saved_model": None,
     "scale_regularization_loss": "replicax.losses",
     "testing": None,
     "values_of": "replicax.optimizers.trees",

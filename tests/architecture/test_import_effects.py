@@ -14,7 +14,7 @@ import pytest
 from tests.architecture.source_tree import FACADE_MODULES, facades
 
 OPTIONAL_PACKAGES = (
-    *("click", "grain", "keras", "flax", "matplotlib", "optax", "orbax", "ray"),
+    *("click", "flatbuffers", "grain", "keras", "flax", "matplotlib", "optax", "orbax", "ray"),
     *("rich", "sklearn", "tensorflow", "torch"),
 )
 MODULES = [

@@ -59,6 +59,7 @@ ATTRIBUTES = {
     "InputReplicationMode": "PER_REPLICA PER_WORKER",
     "KubernetesApi": "account_dir in_cluster list_pods namespace url",
     "KubernetesExecutableLocation": "OFF_CLUSTER WITHIN_CLUSTER",
+    "LoadedModel": "functions path signatures trainable_variables variables",
     "LogicalDevice": "device_type name",
     "LogicalDeviceConfiguration": """
         experimental_device_ordinal experimental_priority memory_limit

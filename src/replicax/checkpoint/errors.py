@@ -34,6 +34,18 @@ class CheckpointObjectError(ReplicaxError, TypeError):
     """An object that a checkpoint cannot save or restore."""
 
 
+class SavedModelError(ReplicaxError, ValueError):
+    """A model that cannot be saved, or a path without one that can be loaded.
+
+    Example:
+        >>> import replicax as rx
+        >>> rx.saved_model.load("/nowhere")
+        Traceback (most recent call last):
+            ...
+        replicax.checkpoint.errors.SavedModelError: there is no checkpoint /nowhere. ...
+    """
+
+
 class UnmatchedValuesError(ReplicaxError, AssertionError):
     """Saved values without an object, or objects without a saved value."""
 

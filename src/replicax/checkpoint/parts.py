@@ -91,6 +91,16 @@ class Parts:
         """Writes the states that only one worker has."""
         files.write_atomically(self.data / files.states_file(rank), json.dumps(states))
 
+    def write_files(self, contents: Mapping[str, bytes]) -> None:
+        """Writes files that are part of the checkpoint, by their names in its data folder."""
+        for name, content in contents.items():
+            file = self.data / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+
     def abandon(self) -> None:
         """Deletes the parts of a checkpoint that will not be complete."""
         self._stop_beating()

@@ -167,13 +167,20 @@ class Writing:
     has. From then on a worker that is lost takes nothing of the checkpoint with it.
     """
 
-    def __init__(self, path: Path, find: Callable[[], Mapping[str, Entry]], note: Note) -> None:
+    def __init__(
+        self,
+        path: Path,
+        find: Callable[[], Mapping[str, Entry]],
+        note: Note,
+        beside: Mapping[str, bytes] | None = None,
+    ) -> None:
         """Begins; returns when the values have been copied from the devices.
 
         Args:
             path: Where the checkpoint will be.
             find: Gives what is in it, or raises.
             note: Called when all is written, and lets it be complete.
+            beside: Files of the caller's own, by name, which are part of it.
 
         Raises:
             CheckpointWriteError: If the files cannot be written.
@@ -182,6 +189,7 @@ class Writing:
         """
         self._path = path
         self._note = note
+        self._beside = beside or {}
         self._parts: Parts | None = None
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -214,6 +222,8 @@ class Writing:
             with reported_as_unwritten(path):
                 if snapshot.own_states:
                     parts.write_states(team.rank, snapshot.own_states)
+                if team.is_chief:
+                    parts.write_files(self._beside)
                 if team.is_chief and arrays:
                     self._finish_arrays = write_arrays(parts.data / files.ARRAYS, arrays)
         except Exception as problem:

@@ -59,6 +59,10 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         target="replicax.cli.launch:launch",
         short_help="Start several workers that run one program, and watch them.",
     ),
+    "show": Subcommand(
+        target="replicax.cli.show:show",
+        short_help="Show what is in a saved model or a checkpoint.",
+    ),
 }
 
 

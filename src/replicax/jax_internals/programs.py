@@ -26,6 +26,9 @@ ClosedJaxpr = jax_core.ClosedJaxpr
 
 Literal = jax_core.Literal
 
+InconclusiveDimension = jax_core.InconclusiveDimensionOperation
+"""What Python code raises that needs the number behind the symbol for a size."""
+
 
 def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
     """Evaluates a jaxpr in the current trace; `jax.core` no longer documents this."""

@@ -17,7 +17,7 @@ from replicax.strategies.default import DefaultStrategy
 DEFAULT = DefaultStrategy()
 """The strategy in force where none was entered: one replica, ordinary variables."""
 
-_CONTEXT = ReplicaContext._of(DEFAULT, SoloPeers(DEFAULT), is_ambient=True)
+ALONE = ReplicaContext._of(DEFAULT, SoloPeers(DEFAULT), is_ambient=True)
 
 
 def get_strategy() -> Strategy:
@@ -55,7 +55,7 @@ def get_replica_context() -> Any:
     stack.keep_place()
     entry = stack.top()
     if entry is None:
-        return _CONTEXT
+        return ALONE
     return entry.replica_context
 
 

@@ -36,6 +36,7 @@ from replicax.tf import (
     math,
     nest,
     nn,
+    saved_model,
     tpu,
     train,
 )
@@ -145,6 +146,7 @@ __all__ = [
     "reduce_min",
     "reduce_sum",
     "reshape",
+    "saved_model",
     "shape",
     "square",
     "stack",

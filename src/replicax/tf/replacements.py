@@ -10,10 +10,6 @@ __all__ = ["REPLACEMENTS"]
 
 _PAGE = "docs/migrating_from_tf_distribute.md"
 _SERVERS = f"Parameter servers are to come; {_PAGE} says what is possible today."
-_SAVED_MODEL = (
-    "Saved models are to come. Until then replicax.Checkpoint saves variables, and "
-    "jax.export.export functions."
-)
 _SUMMARY = "Summaries are to come. Until then log the results of replicax.metrics with any library."
 _ORDER = "Leave it out: replicax.function runs assignments in the order of the program."
 _RAGGED = "Arrays are dense: pad them with jax.numpy.pad, and keep their lengths beside them."
@@ -74,7 +70,6 @@ REPLACEMENTS = {
     "tf.ragged": _RAGGED,
     "tf.random": "replicax.random and jax.random",
     "tf.raw_ops": "jax.lax",
-    "tf.saved_model": _SAVED_MODEL,
     "tf.sets": "jax.numpy.isin, jax.numpy.union1d and the others beside them",
     "tf.signal": "jax.scipy.signal and jax.numpy.fft",
     "tf.sparse": "jax.experimental.sparse",
@@ -334,6 +329,10 @@ REPLACEMENTS = {
     # -- tf.keras, which is Keras 3 itself ---------------------------------------------------------
     "tf.keras.*": "what Keras 3 has instead: docs/keras.md",
     # -- tf.train --------------------------------------------------------------------------------
+    "tf.saved_model.*": (
+        "Use replicax.saved_model.save and replicax.saved_model.load; what is in the files is in "
+        "docs/concepts/saved_models.md."
+    ),
     "tf.train.CheckpointView": "replicax.tf.train.list_variables",
     "tf.train.Cluster*": "replicax.cluster_resolver.ClusterSpec",
     "tf.train.Coordinator": "threading.Event",

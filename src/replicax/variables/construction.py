@@ -104,6 +104,19 @@ def build(
     return variable
 
 
+def stand_in(kind: type[V], variable: Any) -> V:
+    """An undistributed variable of class `kind` that a trace uses in the place of `variable`."""
+    storage = Storage(variable.name, variable.shape, variable.dtype)
+    return type.__call__(
+        kind,
+        storage,
+        strategy=None,
+        trainable=variable.trainable,
+        synchronization=variable.synchronization,
+        aggregation=variable.aggregation,
+    )
+
+
 def _initial_value(initial_value: Any, dtype: Any, name: str) -> Any:
     """An array with a strong type: concrete wherever that is possible."""
     if isinstance(initial_value, PerReplica):

@@ -38,6 +38,8 @@ def converted(value: Any, storage: Any, what: str) -> Any:
         isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)
     ):
         value = jnp.asarray(value)
+    if hasattr(value, "__jax_array__") and not placement.is_array_like(value):
+        value = jnp.asarray(value)  # a size that is a symbol while a program is exported
     if not isinstance(value, jax.Array):
         value = _host_array(value, storage, what)
     if tuple(value.shape) != storage.shape:

@@ -123,7 +123,10 @@ class VariableCopy(AssignableOperators, ComponentView):
         """The current value of this copy."""
         self._storage.require_width("a read")
         variable = self._container()
-        if variable is not None and current_frame() is not None:
+        frame = current_frame()
+        if variable is not None and frame is not None:
+            if frame.stand_in is not None:
+                return variable.read_value()
             return variable._read_copy(self._index)  # pyright: ignore[reportAttributeAccessIssue]
         session = _update_session()
         pending = None if session is None else session.pending(self._storage, self._index)

@@ -230,7 +230,8 @@ class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
         self._check_strategy()
         frame = current_frame()
         if frame is not None:
-            return self._read_traced(frame)
+            variable = self if frame.stand_in is None else frame.stand_in(self)
+            return variable._read_traced(frame)
         self._check_foreign_trace("read")
         return self._read_concrete()
 
@@ -296,10 +297,14 @@ class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
     def _assign(self, method: str, value: Any) -> Variable:
         self._storage.require_width(method)
         self._check_strategy()
-        if current_frame() is None:
+        frame = current_frame()
+        if frame is None:
             self._check_foreign_trace(method)
         drop_override(self)
-        self._apply(method, value)
+        if frame is None or frame.stand_in is None:
+            self._apply(method, value)
+        else:
+            frame.stand_in(self)._apply(method, value)
         return self
 
     def _apply(self, method: str, value: Any) -> None:

@@ -141,6 +141,8 @@ class Frame:
         exchange: Gives the values of all variants of this trace; there is usually one.
         meshes: The meshes used by the program, for the caller.
         compiler_options: Options for the program, for the caller.
+        stand_in: What takes the place of a variable in this trace, for the caller; None where
+            every variable is itself.
     """
 
     def __init__(self, *, in_replica: bool) -> None:
@@ -152,6 +154,7 @@ class Frame:
         self.exchange: Callable[[Any], list[Any]] = lambda value: [value]
         self.meshes: list[Any] = []
         self.compiler_options: dict[str, Any] = {}
+        self.stand_in: Callable[[Any], Any] | None = None
         self._base: Any = None
         self._touched_in: Callable[[], Any] = lambda: None  # the inner trace that last did
 
