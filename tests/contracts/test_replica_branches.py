@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import replicax as rx
 
@@ -129,3 +130,61 @@ def test_replicas_that_pass_different_structures_to_merge_call_are_refused(many,
 
     with pytest.raises(ValueError, match=r"the same structure.*\[\*\].*\{'a': \*\}"):
         compiled(many, fn)
+
+
+def ask_while_it_is_larger(variable, count):
+    """A loop in which the replicas meet, and that goes on as long as the variable says."""
+    return lax.while_loop(
+        lambda state: state[0] < variable.value,
+        lambda state: (state[0] + 1, state[1] + reduced(ONE)),
+        (ONE * 0, count),
+    )[1]
+
+
+def set_to(strategy, variable, value):
+    strategy.extended.update(variable, lambda v, x: v.assign(x), args=(value,))
+
+
+def test_a_loop_goes_on_by_what_a_branch_assigned_on_each_replica_by_other_code(many, compiled):
+    n = many.num_replicas_in_sync
+    with many.scope():
+        limit = rx.Variable(2.0, aggregation=rx.VariableAggregation.MEAN)
+        own = rx.Variable(3.0, synchronization=rx.VariableSynchronization.ON_READ)
+
+    def fn():
+        def assign():
+            limit.assign(by_replica(lambda: limit.value, lambda: own.value)())
+
+        def body(total, number):
+            lax.cond(number < 2, assign, lambda: None)  # the second replica reads `own` first
+            return ask_while_it_is_larger(limit, total), None
+
+        return lax.scan(body, ONE * 0, jnp.arange(2))[0]
+
+    limits = []
+    for _ in range(2):
+        limits.append(((limits or [2.0])[-1] + 3 * (n - 1)) / n)
+    rounds = sum(int(np.ceil(limit)) for limit in limits)
+    for value in parts(many, compiled(many, fn)):
+        assert float(value) == n * rounds
+
+
+@pytest.mark.one_worker
+def test_variables_that_hold_the_same_value_are_told_apart_in_loops(many, compiled):
+    with many.scope():
+        one, other = rx.Variable(1.0, name="one"), rx.Variable(2.0, name="other")
+
+    def fn():
+        set_to(many, one, 5.0)
+        set_to(many, other, 5.0)
+
+        def body(total, _):
+            seen = by_replica(lambda: one.value - other.value, lambda: other.value - one.value)()
+            set_to(many, one, reduced(total))
+            return ask_while_it_is_larger(one, total + seen * 0), None
+
+        return lax.scan(body, ONE, None, length=1)[0]
+
+    n = many.num_replicas_in_sync
+    for value in parts(many, compiled(many, fn)):
+        assert float(value) == 1 + n * n

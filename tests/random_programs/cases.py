@@ -1,7 +1,8 @@
 """How many random programs are run, and how a seed becomes programs.
 
-A seed stands for `PER_SEED` programs: Hypothesis draws them from it, always the same ones. A
-failure names its seed, and prints the smallest program that Hypothesis finds to fail alike.
+A seed stands for `PER_SEED` programs: Hypothesis draws them from it, always the same ones while
+`drawing` stays as it is. A failure names its seed, and prints the smallest program that Hypothesis
+finds to fail alike.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 
 import hypothesis
 from hypothesis import HealthCheck, Phase
+from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 
 from tests.random_programs.bounded import Rejected
 from tests.random_programs.execution import Difference, check
@@ -21,6 +23,16 @@ QUICK_CASES = 200
 FULL_CASES = 5000
 NUM_SHARDS = 20
 SHRINK_SECONDS = 60
+
+
+class DrawnFromSeed(HypothesisProvider):
+    """Draws no constants out of the source of this project, which changes with every repair."""
+
+    def _maybe_draw_constant(self, *args, **kwargs):
+        return None
+
+
+AVAILABLE_PROVIDERS["drawn from seed"] = DrawnFromSeed
 
 
 class Finding(AssertionError):
@@ -51,6 +63,7 @@ def run_seed(seed, *, shrink=True, ignored=lambda text: False):
     @hypothesis.seed(seed)
     @hypothesis.settings(
         max_examples=PER_SEED,
+        backend="drawn from seed",
         database=None,
         deadline=None,
         phases=[Phase.generate, *([Phase.shrink] if shrink else [])],

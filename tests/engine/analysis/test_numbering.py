@@ -140,6 +140,21 @@ def used_by_one_kind(x: Any, m: Any, wrap: Callable[..., Any], meets: bool) -> A
     return ref[...] + 1
 
 
+def in_any_order(x: Any, m: Any, wrap: Callable[..., Any], meets: bool) -> Any:
+    """What one of two Refs of equal content holds after code that reads them in some order."""
+    ref, other = jax.new_ref(m), jax.new_ref(m + 1)
+    other[...] = m
+
+    def work() -> Any:
+        first, second = (ref, other) if x.shape[0] == SIZES[0] else (other, ref)
+        seen = first[...].sum() + second[...].sum()
+        ref[...] = ref[...] * 2
+        return seen + psum(x.sum()) if meets else seen
+
+    wrap(work)()
+    return ref[...]
+
+
 LOOPS_AND_BRANCHES: dict[str, Callable[..., Any]] = {
     "a scan": lambda fn: lambda: lax.scan(lambda c, _: (c + fn(), None), 0.0, None, length=2),
     "a while": lambda fn: (
@@ -172,6 +187,12 @@ SAME: dict[str, Callable[..., Any]] = {
     },
     **{
         f"a Ref that one kind reads in {n}": lambda x, m, use=use: used_by_one_kind(x, m, *use)
+        for n, use in USES.items()
+    },
+    **{
+        f"a Ref beside one of the same content in {n}": lambda x, m, use=use: in_any_order(
+            x, m, *use
+        )
         for n, use in USES.items()
     },
     "a carry that a loop with a sum leaves alone": lambda x, m: lax.scan(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +31,21 @@ from replicax.jax_internals.programs import (
 
 @dataclasses.dataclass(slots=True, eq=False)
 class RefState:
-    """The number of what a Ref holds at one point of one variant."""
+    """A Ref of one variant.
+
+    Attributes:
+        number: Of what it holds at this point.
+        first: Of what it was made with. It tells the Refs of one variable in all variants, also
+            where several Refs hold the same value.
+    """
 
     number: int
+    first: int
 
 
 Value = int | RefState
+
+_Name = TypeVar("_Name", bound=Hashable)
 
 
 def content(value: Value) -> int:
@@ -76,8 +85,8 @@ class LocalNumbering:
     """Numbers are small integers for equal keys.
 
     A number may depend on symbols, which stand for what a loop being looked into carries. A symbol
-    is named after what it stands for before the loop, not by its place: variants carry the same
-    variables in different orders.
+    is named after what it stands for before the loop and, of a Ref, what that was made with. It is
+    not named by its place: variants carry the same variables in different orders.
     """
 
     def __init__(self) -> None:
@@ -120,7 +129,7 @@ class LocalNumbering:
         ref = values[0] if values and isinstance(values[0], RefState) else None
         whole = "tree" in params and params["tree"] == jax.tree.structure(())  # ref[...]
         if name == "new_ref":
-            return [RefState(content(values[0]))]
+            return [_new_state(content(values[0]))]
         if ref and (name == "freeze" or (name == "get" and whole)):
             return [ref.number]
         if ref and name == "swap" and whole:
@@ -131,7 +140,7 @@ class LocalNumbering:
         outs: list[Value] = []
         for position, var in enumerate(eqn.outvars):
             made = self._derived([key], "out", key, position)
-            outs.append(RefState(made) if is_ref(var) else made)
+            outs.append(_new_state(made) if is_ref(var) else made)
         if name != "get":
             for position, value in enumerate(values):
                 if isinstance(value, RefState):
@@ -219,7 +228,9 @@ class LocalNumbering:
             predicate: Holds the number of the predicate once the body ran.
         """
         starts = [*map(content, carry), *(state.number for state in states)]
-        symbols = [self.number("symbol", self._depth, key) for key in unrepeated(starts)]
+        named = [*((start, "carry") for start in starts[: len(carry)])]
+        named += [(state.number, state.first) for state in states]
+        symbols = [self.number("symbol", self._depth, key) for key in unrepeated(named)]
         for symbol in symbols:
             bit = self._bits.setdefault(symbol, 1 << len(self._bits))
             self._symbols_in[symbol] = bit
@@ -326,18 +337,22 @@ class LocalNumbering:
         return self._jaxprs[id(jaxpr)]
 
 
+def _new_state(number: int) -> RefState:
+    return RefState(number, number)
+
+
 def ref_states(values: Sequence[Any]) -> list[RefState]:
     """The Refs among ``values``, each once."""
     return list(dict.fromkeys(value for value in values if isinstance(value, RefState)))
 
 
-def unrepeated(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Each number with how often it came before, so that no two are the same."""
-    seen: dict[int, int] = {}
+def unrepeated(names: Iterable[_Name]) -> list[tuple[_Name, int]]:
+    """Each name with how often it came before, so that no two are the same."""
+    seen: dict[_Name, int] = {}
     pairs = []
-    for number in numbers:
-        seen[number] = seen.get(number, -1) + 1
-        pairs.append((number, seen[number]))
+    for name in names:
+        seen[name] = seen.get(name, -1) + 1
+        pairs.append((name, seen[name]))
     return pairs
 
 

@@ -233,12 +233,12 @@ class _Numbering:
 
 
 def _states(rows: Sequence[Sequence[Any]]) -> list[list[RefState]]:
-    """The Refs of each row: first, in one order, those that hold the same value in all rows.
+    """The Refs of each row: first, in one order, those that were made with the same value in all.
 
     Each variant lists the Refs of a loop or branch in the order in which its own code uses them.
     """
     keyed = [
-        dict(zip(unrepeated([state.number for state in states]), states, strict=True))
+        dict(zip(unrepeated([state.first for state in states]), states, strict=True))
         for states in map(ref_states, rows)
     ]
     shared = [key for key in keyed[0] if all(key in row for row in keyed)]

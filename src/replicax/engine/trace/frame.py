@@ -100,6 +100,7 @@ class Cell:
 
     __slots__ = (
         "derived",
+        "first",
         "key",
         "read_apart",
         "ref",
@@ -113,6 +114,7 @@ class Cell:
     def __init__(self, key: StateKey, value: Any) -> None:
         """Starts with the hole `value`."""
         self.key = key
+        self.first = value
         self.value = value
         self.derived: Any = None
         self.ref: Any = None
@@ -293,11 +295,16 @@ class Frame:
         return cell
 
     def _ref_of(self, cell: Cell) -> Any:
-        """The Ref that holds the value from now on."""
+        """The Ref that holds the value from now on.
+
+        It is made with the first value, by which `numbering` tells what state it is.
+        """
         if cell.ref is None:
             with inside_trace(self._base):
-                cell.ref = jax.new_ref(cell.value)
-            cell.value = cell.derived = None
+                cell.ref = jax.new_ref(cell.first)
+                if cell.value is not cell.first:
+                    cell.ref[...] = cell.value
+            cell.value = cell.first = cell.derived = None
         return cell.ref
 
     def _level_of(self, cell: Cell) -> Any:
