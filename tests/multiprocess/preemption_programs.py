@@ -95,6 +95,67 @@ def paused(rank, folder):
         (pathlib.Path(sys.argv[2]) / f"result-{rank}").write_text(json.dumps(told))
 
 
+LATE_SECONDS = 2.0
+NUM_TOLD_STEPS = 60
+
+
+def told(rank, folder, how):
+    """Trains for `NUM_TOLD_STEPS`, and is told to leave at a moment of `how`."""
+    import replicax as rx
+
+    strategy = make_strategy(5)
+    with strategy.scope():
+        w = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)
+
+    def handler(name):
+        manager = rx.CheckpointManager(rx.Checkpoint(w=w), folder / name, 1)
+        return rx.experimental.PreemptionCheckpointHandler(strategy.cluster_resolver, manager)
+
+    @rx.function
+    def step():
+        w.assign_add(0.5)
+
+    def leave():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def hold_still():
+        """Stops this worker, which cannot agree on the step then, and ends it later."""
+        own = os.getpid()
+        subprocess.Popen(["sh", "-c", f"sleep {LATE_SECONDS}; kill -KILL {own}"])
+        os.kill(own, signal.SIGSTOP)
+
+    strategy.run(step)  # both are there
+    if how == "late" and rank == 1:
+        time.sleep(LATE_SECONDS)
+    handlers = [handler(name) for name in (("a", "b") if how == "handlers" else ("a",))]
+    if how == "late" and rank == 0:
+        leave()  # before its first step, and before worker 1 listens
+    at = {"storm": (3, 4, 5), "handlers": (3,) if rank else (), "over": ()}.get(how, ())
+    began = time.monotonic()
+    try:
+        for number in range(NUM_TOLD_STEPS):
+            if number in at:
+                leave()
+                leave()
+            if how == "lost" and number == 3:
+                hold_still() if rank else leave()
+            if how != "lost":  # a worker that needs no other one must leave, too
+                strategy.run(step)
+            time.sleep(0.05)
+            for one in handlers:
+                one.save_checkpoint_if_preempted()
+        if how == "over" and rank == 1:
+            time.sleep(LATE_SECONDS)
+            leave()  # the other worker's program is over
+            time.sleep(LATE_SECONDS / 2)
+            handlers[0].save_checkpoint_if_preempted()
+    finally:
+        took = time.monotonic() - began
+        result = {"w": float(w.numpy()) if how != "lost" else 0, "seconds": took}
+        (pathlib.Path(sys.argv[2]) / f"result-{rank}").write_text(json.dumps(result))
+    return result
+
+
 def launched(folder, total):
     """A loop with `BackupAndRestore`, started by ``replicax launch`` or alone."""
     import replicax as rx
@@ -133,4 +194,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "launched":
         launched(pathlib.Path(sys.argv[2]), sys.argv[3])
     else:
-        main(preempted, paused)
+        main(preempted, paused, told)

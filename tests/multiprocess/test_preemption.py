@@ -18,6 +18,7 @@ from replicax.launch.exit_codes import PREEMPTED
 from tests.multiprocess import preemption_programs
 from tests.multiprocess.checkpoint_programs import ROOT, start
 from tests.multiprocess.clusters import environment
+from tests.tiers import full_only
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -66,6 +67,32 @@ def test_a_worker_that_waits_for_the_others_to_agree_stays_alive(tmp_path):
         one, other = results(cluster)
     assert one["calls"] == other["calls"]
     assert one["gap"] < preemption_programs.PAUSE_SECONDS / 3
+
+
+@pytest.mark.parametrize("how", ["storm", full_only("late"), full_only("handlers")])
+def test_workers_leave_at_one_step_whenever_and_however_often_they_are_told(how, tmp_path):
+    with start("told", tmp_path, how, file=PROGRAMS) as cluster:
+        assert cluster.wait(90) == [PREEMPTED, PREEMPTED], cluster.output()
+        one, other = results(cluster)
+    assert one["w"] == other["w"]
+    assert 0 < one["w"] < preemption_programs.NUM_TOLD_STEPS
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_told_after_the_others_have_ended_goes_on_to_its_end(tmp_path):
+    with start("told", tmp_path, "over", file=PROGRAMS) as cluster:
+        assert cluster.wait(90) == [0, 0], cluster.output()
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_while_all_agree_is_named_by_the_others(tmp_path):
+    with start("told", tmp_path, "lost", file=PROGRAMS) as cluster:
+        code, killed = cluster.wait(90)
+        assert (code, killed) == (1, -signal.SIGKILL), cluster.output()
+        seconds = json.loads((cluster.folder / "result-0").read_text())["seconds"]
+        said = (cluster.folder / "output-0").read_text()
+    assert re.search(r"WorkerLostError: worker 1 \(.*\) has gone .* at the step to leave at", said)
+    assert seconds < preemption_programs.LATE_SECONDS + 10
 
 
 TOTAL = 40

@@ -286,6 +286,10 @@ class Workers:
         )
         return others or bereft
 
+    def are_over(self, ranks: Sequence[int]) -> bool:
+        """Whether the programs of these workers have ended well."""
+        return all(self._seen.get(rank, (None, 0.0))[0] == ENDED for rank in ranks)
+
     def _num_left(self) -> int:
         seen = list(self._seen.values())
         return sum(

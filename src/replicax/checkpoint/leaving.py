@@ -12,7 +12,7 @@ import itertools
 import threading
 
 from replicax.backend import workers
-from replicax.core.errors import ReplicaxError
+from replicax.core.errors import WorkerLostError
 
 _numbers = itertools.count(1)
 
@@ -25,6 +25,7 @@ class Agreement:
         self._lock = threading.Lock()
         self._num_checks = 0
         self._moment: int | None = None
+        self._failure: WorkerLostError | None = None
         workers.require().listen(self._word, self._agree)
 
     def tell(self) -> None:
@@ -32,17 +33,27 @@ class Agreement:
         workers.require().say(self._word)
 
     def is_due(self, check: int) -> bool:
-        """Whether all workers leave at this `check`; waits while they agree on it."""
+        """Whether all workers leave at this `check`; waits while they agree on it.
+
+        Raises:
+            WorkerLostError: If they could not, because one of them was lost. One whose program
+                is over is not: it has no more checks, and this worker goes on to its end, too.
+        """
         with self._lock:
             self._num_checks = check
+            if self._failure is not None:
+                raise self._failure
             return check == self._moment
 
     def _agree(self) -> None:
+        joined = workers.require()
         with self._lock:
             try:
-                checks = workers.require().exchange(
+                checks = joined.exchange(
                     "the step to leave at", self._num_checks, channel=self._word
                 )
-            except ReplicaxError:  # a worker is lost; whatever needs it next says so
-                return
-            self._moment = max(checks) + 1
+            except WorkerLostError as error:
+                if not (error.workers and joined.are_over(error.workers)):
+                    self._failure = error
+            else:
+                self._moment = max(checks) + 1
