@@ -78,6 +78,7 @@ if typing.TYPE_CHECKING:
     from replicax.checkpoint.options import CheckpointOptions
     from replicax.drawing import visualize_value
     from replicax.losses import compute_average_loss, scale_regularization_loss
+    from replicax.optimizers.carry import carry
     from replicax.optimizers.optimizer import Optimizer
     from replicax.optimizers.trees import assign, values_of, variables_from
     from replicax.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
@@ -124,6 +125,7 @@ __all__ = [
     "VariableAggregation",
     "VariableSynchronization",
     "assign",
+    "carry",
     "cluster_resolver",
     "compute_average_loss",
     "data",
@@ -164,6 +166,7 @@ _IMPORTED_WHEN_USED = {
     "Optimizer": "replicax.optimizers.optimizer",
     "TPUStrategy": "replicax.strategies.tpu",
     "assign": "replicax.optimizers.trees",
+    "carry": "replicax.optimizers.carry",
     "cluster_resolver": None,
     "compute_average_loss": "replicax.losses",
     "data": None,

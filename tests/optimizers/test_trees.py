@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,9 +82,174 @@ def test_a_value_that_differs_between_replicas_has_no_single_value():
     assert float(values_of([total])[0]) == 2.0
 
 
-def test_a_function_among_the_leaves_is_named_with_the_way():
-    with pytest.raises(ValueError, match=r"the function .* at 'a/act'.*eqx.partition"):
-        variables_from({"a": {"act": jax.nn.relu, "w": 1.0}})
+def test_functions_and_strings_stay_as_they_are():
+    tree = {"act": jax.nn.relu, "name": "net", "kind": jnp.float32, "none": None, "w": 1.0}
+    variables = variables_from(tree)
+    assert isinstance(variables["w"], rx.Variable)
+    for name in ("act", "name", "kind", "none"):
+        assert variables[name] is tree[name]
+    assert values_of(variables)["act"] is jax.nn.relu
+
+
+def test_only_the_arrays_of_an_equinox_module_become_variables():
+    dropout = eqx.nn.Dropout(0.5)
+    linear = eqx.nn.Linear(2, 3, key=jax.random.key(0))
+    variables = variables_from({"layers": [linear, dropout], "scale": 2.0})
+    layer, same = variables["layers"]
+    assert layer.weight.name == "layers/0/weight"
+    assert (same.p, same.inference) == (0.5, False)
+    assert isinstance(variables["scale"], rx.Variable)
+
+
+def test_a_module_of_variables_can_be_called_and_differentiated():
+    strategy = mirrored(2)
+    module = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
+    conv = eqx.nn.Conv1d(1, 1, 3, key=jax.random.key(0))
+    with strategy.scope():
+        net, layer = variables_from((module, conv))
+    x, signal = jnp.ones(2), jnp.ones((1, 5))
+    wanted = eqx.filter_grad(lambda module: module(x)[0])(module)
+
+    def step():
+        loss, grads = rx.value_and_grad(lambda: net(x)[0], net)
+        same = eqx.filter_grad(lambda module: module(x)[0])(net)
+        return loss, grads, same, layer(signal)
+
+    assert wanted.activation is None
+    for run in (step, rx.function(step)):
+        loss, grads, same, out = strategy.run(run)
+        assert grads.activation is None
+        np.testing.assert_allclose(loss.values[1], module(x)[0], rtol=1e-6)
+        np.testing.assert_allclose(out.values[1], conv(signal), rtol=1e-6)
+        for found in (grads, same):
+            pairs = zip(found.layers, wanted.layers, strict=True)
+            for mine, plain in pairs:
+                np.testing.assert_allclose(mine.weight.values[1], plain.weight, rtol=1e-6)
+
+
+def test_functions_of_lax_take_variables():
+    strategy = mirrored(2)
+    with strategy.scope():
+        w = rx.Variable(np.ones((2, 2), np.float32))
+    one = rx.Variable(np.ones((2, 2), np.float32))
+    calls = (
+        lambda: jax.lax.dot(w, jnp.ones(2)),
+        lambda: jax.lax.add(w, one),
+        lambda: jax.vmap(lambda row: jax.lax.dot(w, row))(jnp.ones((3, 2)))[0],
+        lambda: (
+            jax.lax.scan(lambda carry, _: (jax.lax.mul(carry, carry), None), w, None, 2)[0][0] * 2
+        ),
+    )
+    for call in calls:
+        for run in (call, rx.function(call)):
+            assert float(jnp.sum(call())) == sum(np.ravel(strategy.run(run).values[0]))
+    assert jax.grad(lambda x: jax.lax.dot(w, x).sum())(jnp.ones(2)).tolist() == [2.0, 2.0]
+
+
+ON_READ, ON_WRITE = rx.VariableSynchronization.ON_READ, rx.VariableSynchronization.ON_WRITE
+
+
+def test_rules_say_what_leaves_become():
+    strategy = rx.MirroredStrategy(logical_devices=2)
+    tree = {
+        "stats": {"mean": np.zeros(2, np.float32), "count": 0},
+        "kernel": np.ones((2, 4), np.float32),
+        "frozen": jnp.ones(3),
+        "bias": np.zeros(4, np.float32),
+    }
+    rules = {"stats/": ON_READ, "frozen": None, "kernel$": [1, 2], "bias": ON_WRITE}
+    with strategy.scope():
+        variables = variables_from(tree, rules=rules)
+    assert variables["frozen"] is tree["frozen"]
+    assert variables["kernel"].partition_dimensions == (1, 2)
+    assert variables["bias"].synchronization is ON_WRITE
+    mean, count = variables["stats"]["mean"], variables["stats"]["count"]
+    assert (mean.aggregation.name, count.aggregation.name) == ("MEAN", "ONLY_FIRST_REPLICA")
+    assert not mean.trainable
+    assert variables["kernel"].trainable
+
+    def step():
+        replica_id = rx.get_replica_context().replica_id_in_sync_group
+        assign(variables["stats"], {"mean": jnp.full(2, 1.0 * replica_id), "count": 3})
+
+    strategy.run(rx.function(step))
+    np.testing.assert_array_equal(mean.numpy(), np.full(2, np.mean(range(4))))
+    assert int(count) == 3
+
+
+def test_the_first_rule_that_is_found_in_the_name_counts():
+    with mirrored(2).scope():
+        rules = [(r"a$", ON_READ), ("", ON_WRITE)]
+        variables = variables_from({"a": 1.0, "b": 1.0}, prefix="in", rules=rules)
+        total = variables_from(1.0, rules={"": ON_READ}, aggregation=rx.VariableAggregation.SUM)
+    assert variables["a"].synchronization is ON_READ
+    assert variables["b"].synchronization is ON_WRITE
+    assert total.aggregation is rx.VariableAggregation.SUM
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"(": None}, r"the pattern '\(' of a rule of variables_from is no regular expression"),
+        ({"a": "mirrored"}, r"for 'a' is 'mirrored'; expected VariableSynchronization.ON_READ or"),
+        ({"a": rx.VariableSynchronization.AUTO}, "expected VariableSynchronization.ON_READ or"),
+        (["a"], "a rule of variables_from is 'a'; expected a pair"),
+    ],
+)
+def test_a_rule_that_is_none_is_refused(rules, message):
+    with pytest.raises(ValueError, match=message):
+        variables_from({"a": 1.0}, rules=rules)
+
+
+def test_what_is_no_variable_gets_no_gradient():
+    strategy = mirrored(2)
+    with strategy.scope():
+        tree = variables_from({"w": 2.0, "act": jnp.tanh, "steps": 3, "c": 4.0}, rules={"c": None})
+        optimizer = rx.Optimizer(optax.adam(0.1))
+
+    def step():
+        loss, grads = rx.value_and_grad(lambda: tree["act"](tree["w"]) * tree["c"], tree)
+        assert (grads["act"], grads["steps"], grads["c"]) == (None, None, None)
+        optimizer.apply_gradients([(grads, tree)])
+        return loss
+
+    strategy.run(rx.function(step))
+    optimizer.minimize(lambda: tree["w"] * 1.0, tree)
+    assert float(tree["w"]) < 2.0
+    assert list(optimizer.slots_of(tree["w"])) == ["0/mu", "0/nu"]
+    with pytest.raises(ValueError, match="variables of floats; got 3"):
+        rx.grad(lambda: 1.0, {"a": 3})
+
+
+def test_a_mirrored_tree_must_get_the_same_on_all_replicas():
+    strategy = mirrored(2)
+    with strategy.scope():
+        params = variables_from({"w": 2.0, "name": "net"})
+
+    def step(x):
+        assign(params, {"w": rx.get_replica_context().all_reduce("SUM", x) + 1.0, "name": "net"})
+
+    def drifting(x):
+        assign(params, {"w": x, "name": "net"})
+
+    x = strategy.distribute_batch(np.arange(2.0, dtype=np.float32).reshape(2, 1))
+    x = strategy.run(lambda x: x[0, 0], args=(x,))
+    for run in (step, rx.function(step)):
+        strategy.run(run, args=(x,))
+        assert float(params["w"]) == 2.0
+    with pytest.raises(ValueError, match=r"different values for variable 'w'.*all_reduce"):
+        strategy.run(drifting, args=(x,))
+    with pytest.raises(ValueError, match="variable 'w' is mirrored, but the value assigned at"):
+        strategy.run(rx.function(drifting), args=(x,))
+    assert float(params["w"]) == 2.0
+
+
+def test_what_is_no_variable_cannot_be_assigned():
+    tree = variables_from({"w": 2.0, "act": jnp.tanh, "name": "net"})
+    assign(tree, {"w": 1.0, "act": jnp.tanh, "name": "net"})
+    with pytest.raises(ValueError, match=r"got 'other' at 'name', where the first tree has 'net'"):
+        assign(tree, {"w": 5.0, "act": jnp.tanh, "name": "other"})
+    assert float(tree["w"]) == 1.0
 
 
 def test_variables_of_a_tree_can_have_an_aggregation():

@@ -77,13 +77,13 @@ def forget(key: object) -> None:
 
 
 def user_line() -> tuple[str, int]:
-    """File and line of the innermost frame outside this package."""
+    """File and line of the innermost frame outside this package and JAX."""
     frame = _user_frame()
     return frame.f_code.co_filename, frame.f_lineno
 
 
 def _user_frame() -> types.FrameType:
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE_DIR):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((PACKAGE_DIR, JAX_DIR)):
         frame = frame.f_back
     return frame

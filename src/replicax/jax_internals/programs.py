@@ -36,8 +36,17 @@ def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
 
 
 def shaped_array(shape: Sequence[int], dtype: Any) -> Any:
-    """The strongly typed abstract value of this shape and dtype."""
-    return jax_core.ShapedArray(tuple(shape), dtype)
+    """The strongly typed abstract value that a computation here would have.
+
+    That includes the mesh of a `shard_map`, which JAX counts as part of the type: Equinox compares
+    the types of old and new state.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return jax_core.ShapedArray(tuple(shape), dtype)
+    spec = jax.sharding.PartitionSpec(*[None] * len(shape))
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    return jax_core.ShapedArray(tuple(shape), dtype, sharding=sharding)
 
 
 def is_ref(atom: Any) -> bool:

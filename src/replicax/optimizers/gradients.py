@@ -22,14 +22,15 @@ from replicax.strategies.base import Strategy
 from replicax.values.distributed import Mirrored, PerReplica
 from replicax.values.traced import TracedPerReplica
 from replicax.values.traced_parts import TracedSplit
+from replicax.variables.gradients import is_differentiable
 from replicax.variables.variable import Variable
 
 
 def checked_pairs(grads_and_vars: Iterable[Any]) -> tuple[list[Any], Any]:
     """The gradients as a list, and the variables as the tree that Optax is to see.
 
-    That tree is the variables' own tree if there is one pair of trees, and
-    otherwise a list.
+    That tree is the variables' own tree if there is one pair of trees, with None
+    for what gets no gradient, and otherwise a list.
 
     Raises:
         VariableError: If these are no pairs, a gradient is missing, or shapes differ.
@@ -48,7 +49,7 @@ def checked_pairs(grads_and_vars: Iterable[Any]) -> tuple[list[Any], Any]:
         gradients += _matched(gradient, variables)
     trees = [variables for _, variables in pairs]
     is_one_tree = len(trees) == 1 and not isinstance(trees[0], Variable)
-    tree = trees[0] if is_one_tree else trees
+    tree = trained_part(trees[0] if is_one_tree else trees)
     flat = nest.flatten(tree)[0]
     missing = [v.name for g, v in zip(gradients, flat, strict=True) if g is None]
     if missing:
@@ -61,21 +62,27 @@ def checked_pairs(grads_and_vars: Iterable[Any]) -> tuple[list[Any], Any]:
 
 
 def _matched(gradient: Any, variables: Any) -> list[Any]:
-    """One gradient for each variable of one pair."""
+    """One gradient for each variable of one pair that can have one."""
     flat, structure = nest.flatten(variables)
-    for leaf in flat:
-        if not isinstance(leaf, Variable):
-            raise VariableError(
-                f"apply_gradients needs variables as the second of each pair; got {leaf!r}. Pass "
-                "pairs (gradient, variable), and make variables of arrays with variables_from."
-            )
-    try:
-        return structure.flatten_up_to(gradient)
-    except ValueError as error:
+    if flat and not any(isinstance(leaf, Variable) for leaf in flat):
         raise VariableError(
-            f"the gradients of {_names([leaf.name for leaf in flat])} have another structure than "
+            f"apply_gradients needs variables as the second of each pair; got {flat[0]!r}. Pass "
+            "pairs (gradient, variable), and make variables of arrays with variables_from."
+        )
+    try:
+        found = structure.flatten_up_to(gradient)
+    except ValueError as error:
+        names = [leaf.name for leaf in flat if isinstance(leaf, Variable)]
+        raise VariableError(
+            f"the gradients of {_names(names)} have another structure than "
             f"the variables: {error}. Pass gradients in the tree of the variables."
         ) from error
+    return [g for g, leaf in zip(found, flat, strict=True) if is_differentiable(leaf)]
+
+
+def trained_part(tree: Any) -> Any:
+    """`tree` with None for whatever is no variable that can have a gradient."""
+    return nest.map_leaves(lambda leaf: leaf if is_differentiable(leaf) else None, tree)
 
 
 def _checked(gradient: Any, variable: Variable) -> Any:

@@ -20,7 +20,7 @@ from replicax.core.errors import ContextError, VariableError
 from replicax.engine.contexts import stack
 from replicax.engine.storage import exclusively
 from replicax.optimizers.accumulation import Accumulation
-from replicax.optimizers.gradients import checked_pairs, is_reduced, reduced
+from replicax.optimizers.gradients import checked_pairs, is_reduced, reduced, trained_part
 from replicax.optimizers.sharded import update_on_parts, works_on_parts
 from replicax.optimizers.state import OptimizerState
 from replicax.strategies import current
@@ -203,19 +203,22 @@ class Optimizer:
 
         Args:
             variables: Any tree of variables, which is the tree that the
-                transformation sees (for masks and labels). For
+                transformation sees (for masks and labels), with None for anything
+                else in it. For
                 ``optax.lookahead`` an ``optax.LookaheadParams`` of two such trees:
                 gradients are then for the fast one.
 
         Raises:
             VariableError: If it was built for other variables, or one belongs elsewhere.
         """
-        for path, leaf in nest.leaves_with_path(variables):
-            if not isinstance(leaf, Variable):
-                raise VariableError(
-                    f"build of optimizer {self._name!r} got {leaf!r} at {path!r}; expected "
-                    "variables. Make them with variables_from."
-                )
+        given = nest.leaves_with_path(variables)
+        variables = trained_part(variables)
+        if given and not nest.flatten(variables)[0]:
+            path, leaf = given[0]
+            raise VariableError(
+                f"build of optimizer {self._name!r} got {leaf!r} at {path!r}; expected "
+                "variables of floats. Make them with variables_from."
+            )
         flat = nest.flatten(variables)[0]
         if self._state is not None:
             self._require_same(flat, [id(v) for v in self._state.parameters], "build")

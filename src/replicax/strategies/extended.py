@@ -717,6 +717,7 @@ class StrategyExtended:
             self._require_own(variable, "extended.assign_together")
 
         def assign(values: Sequence[Any]) -> None:
+            single = []  # all are checked before the first is assigned
             for variable, value in zip(variables, values, strict=True):
                 if isinstance(value, PerReplica):
                     if not placement.are_same(value.values):
@@ -726,6 +727,8 @@ class StrategyExtended:
                             "Reduce what they are computed from, with all_reduce."
                         )
                     value = value.values[0]
+                single.append(value)
+            for variable, value in zip(variables, single, strict=True):
                 variable.assign(value)
 
         entry = stack.top()

@@ -26,6 +26,7 @@ from replicax.core.errors import (
     TraceError,
 )
 from replicax.core.nest import NestLeaf
+from replicax.jax_internals import operands
 from replicax.jax_internals.arrays import is_deleted, uncommitted, uncommitted_scalar
 from replicax.jax_internals.traces import concretely
 from replicax.values.operators import ArrayOperators, RefusedOperators
@@ -456,6 +457,7 @@ def register_as_array(cls: C) -> C:
         return children[0]
 
     jax.tree_util.register_pytree_node(cls, lambda item: ((item.read_value(),), None), value_of)
+    operands.accept(cls, lambda item: item.read_value())
     return cls
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from replicax.core import nest
 from replicax.core.errors import VariableError
@@ -25,14 +26,15 @@ def value_and_grad(
     Args:
         loss_fn: A function without arguments that returns a scalar (with
             `has_aux`: a pair of it and anything else).
-        variables: The variables, in any nest; the gradients come in that nest.
+        variables: The variables, in any nest; the gradients come in that nest. Where it has
+            anything else, or a variable of integers, the gradient is None.
         has_aux: Whether `loss_fn` returns a pair.
 
     Returns:
         What `loss_fn` returned, and the gradients.
 
     Raises:
-        VariableError: If `variables` contains anything but variables, or one of them twice.
+        VariableError: If `variables` contains no variable of floats, or one of them twice.
         TypeError: Without `variables`.
 
     Example:
@@ -44,13 +46,13 @@ def value_and_grad(
     """
     _require_variables(variables, "value_and_grad")
     given, structure = nest.flatten(variables)
-    leaves = [variable_of(leaf) for leaf in given]
-    for leaf in leaves:
-        if not isinstance(leaf, Variable):
-            raise VariableError(
-                f"value_and_grad differentiates with respect to variables; got {leaf!r}. For "
-                "arrays use jax.value_and_grad."
-            )
+    held = [variable_of(leaf) for leaf in given]
+    leaves = [leaf for leaf in held if is_differentiable(leaf)]
+    if not leaves and held:
+        raise VariableError(
+            "value_and_grad differentiates with respect to variables of floats; got "
+            f"{held[0]!r}. For arrays use jax.value_and_grad."
+        )
     if len({id(leaf) for leaf in leaves}) != len(leaves):
         names = [leaf.name for leaf in leaves]
         raise VariableError(f"value_and_grad got the same variable twice: {names}.")
@@ -61,7 +63,14 @@ def value_and_grad(
 
     values = [leaf.read_value() for leaf in leaves]
     result, gradients = jax.value_and_grad(loss_of, has_aux=has_aux)(values)
-    return result, nest.unflatten(structure, gradients)
+    found = iter(gradients)
+    filled = [next(found) if is_differentiable(leaf) else None for leaf in held]
+    return result, nest.unflatten(structure, filled)
+
+
+def is_differentiable(leaf: Any) -> bool:
+    """Whether `leaf` is a variable that can have a gradient."""
+    return isinstance(leaf, Variable) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def grad(loss_fn: Callable[[], Any], variables: Any = None, has_aux: bool = False) -> Any:
@@ -79,7 +88,7 @@ def grad(loss_fn: Callable[[], Any], variables: Any = None, has_aux: bool = Fals
         The gradients.
 
     Raises:
-        VariableError: If `variables` contains anything but variables, or one of them twice.
+        VariableError: If `variables` contains no variable of floats, or one of them twice.
         TypeError: Without `variables`.
 
     Example:
