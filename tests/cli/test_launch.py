@@ -16,7 +16,6 @@ from click.testing import CliRunner, Result
 
 from replicax.cli.launch import launch
 from replicax.cli.main import main
-from replicax.cluster.addresses import free_port
 from tests.backend.fresh_process import ROOT
 from tests.launch.programs import PRELUDE, is_running, wait_until
 
@@ -143,30 +142,7 @@ def test_help_shows_examples_and_the_exit_codes():
         ("train.py", "Missing option '--workers'"),
         ("--workers 0 train.py", "0 is not in the range x>=1"),
         ("--workers 2 no_such.py", "there is no file 'no_such.py'"),
-        ("--workers 2 --node 1 SCRIPT", "are for several machines. Add --nodes."),
-        ("--workers 2 --nodes 2 SCRIPT", "--nodes 2 needs --coordinator HOST:PORT"),
-        ("--workers 2 --nodes 2 --node 2 --coordinator h:1 SCRIPT", "2 is not one of 0 to 1"),
-        (
-            "--workers 2 --nodes 2 --coordinator h:1 --hosts a,b,c SCRIPT",
-            "'a,b,c' names 3 machines, --nodes says 2",
-        ),
-        (
-            "--workers 2 --nodes 2 --coordinator nowhere SCRIPT",
-            "the address 'nowhere' has no port",
-        ),
-        (
-            "--workers 2 --nodes 2 --coordinator 0.0.0.0:7000 SCRIPT",
-            "'0.0.0.0' means every interface of a machine",
-        ),
-        (
-            "--workers 2 --nodes 2 --coordinator 0.0.0.0:7000 --hosts 127.0.0.1,b SCRIPT",
-            "the host '127.0.0.1' resolves to 127.0.0.1 here, which only this machine can reach",
-        ),
         ("--workers 1 --log-dir SCRIPT/logs SCRIPT", "cannot be made: Not a directory"),
-        (
-            "--workers 2 --nodes 2 --coordinator 10.0.0.1:1 --hosts localhost,b SCRIPT",
-            "the host 'localhost' resolves to",
-        ),
     ],
 )
 def test_options_that_make_no_sense_are_explained(
@@ -203,25 +179,7 @@ def test_no_worker_outlives_a_launcher_that_is_killed(tmp_path: pathlib.Path):
         assert wait_until(lambda: not any(map(is_running, pids)))
 
 
-@pytest.mark.slow
-def test_two_launchers_make_one_cluster(tmp_path: pathlib.Path):
-    script = write_script(tmp_path, "print(worker, len(config['cluster']['worker']))")
-    token = tmp_path / "token"
-    token.touch(0o600)
-    token.write_text("0123456789abcdef")
-    common = ["--workers", "2", "--show", "all", "--nodes", "2", "--token-file", str(token)]
-    common += ["--coordinator", f"127.0.0.1:{free_port()}"]
-    with (
-        running(*common, "--node", "1", script) as second,
-        running(*common, "--node", "0", script) as first,
-    ):
-        outputs = [process.communicate(timeout=START_SECONDS) for process in (first, second)]
-        assert (first.returncode, second.returncode) == (0, 0), outputs
-    assert sorted(outputs[0][0].splitlines()) == ["[worker 0] 0 4", "[worker 1] 1 4"]
-    assert sorted(outputs[1][0].splitlines()) == ["[worker 2] 2 4", "[worker 3] 3 4"]
-
-
-@pytest.mark.parametrize("option", ["--start-timeout", "--grace", "--backoff"])
+@pytest.mark.parametrize("option", ["--grace", "--backoff"])
 @pytest.mark.parametrize("value", ["nan", "-nan", "inf", "-inf", "-1", "1e+300", "soon"])
 def test_a_number_that_nobody_can_wait_for_is_refused(option: str, value: str, tmp_path):
     script = tmp_path / "train.py"

@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-from replicax.core.errors import ClusterError
 from replicax.launch.exit_codes import PREEMPTED
 from replicax.launch.interruption import Interruption
 from replicax.launch.outcome import Ending
@@ -486,10 +485,3 @@ def test_an_attempt_whose_coordination_service_is_in_trouble_fails_with_its_name
     summary = execute(source, Recorder(), limits=limits, coordination=Troubled({}))
     assert [outcome.ending for outcome in summary.outcomes] == [Ending.FAILED, Ending.DONE]
     assert "Attempt 1: the service at h:1 does not answer." in summary.text()
-
-
-def test_a_coordination_service_cannot_set_variables_of_others():
-    service = Service({"PATH": "/nowhere"})
-    with pytest.raises(ClusterError, match=r"\['PATH'\] are not for the launcher to set"):
-        execute("", coordination=service)
-    assert service.events[-1] == ("stop",)

@@ -7,13 +7,8 @@ import sys
 import click
 
 from replicax.cli.duration import Duration
-from replicax.cluster import addresses
-from replicax.core.errors import ClusterError, ClusterPlatformError
-from replicax.launch import job_token
-from replicax.launch.follower import Follower
+from replicax.core.errors import ClusterPlatformError
 from replicax.launch.interruption import Interruption
-from replicax.launch.leader import Leader
-from replicax.launch.nodes import Nodes, check_one_interface
 from replicax.launch.outcome import Ending
 from replicax.launch.plan import Job
 from replicax.launch.restart import Decision, RestartLimits
@@ -23,14 +18,11 @@ from replicax.launch.summary import SHOWN_LINES, cause
 
 _CHIEF = 0
 _COLORS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
-_END_MARGIN_SECONDS = 30.0
-_PLAIN_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _EPILOG = """\b
 Examples:
   replicax launch --workers 4 train.py
   replicax launch --workers 2 --max-restarts 3 --log-dir logs train.py -- --epochs 5
-  replicax launch --workers 4 --nodes 2 --node 0 --coordinator 10.0.0.1:7000 train.py
 
 \b
 Exit code: that of the worker that failed first (128 + n for signal n), 0 if all
@@ -46,7 +38,7 @@ workers ended with 0, 75 after a preemption that was not followed by a restart,
     "--workers",
     type=click.IntRange(min=1),
     required=True,
-    help="How many workers to start on this machine.",
+    help="How many workers to start.",
 )
 @click.option(
     "--devices-per-worker",
@@ -89,31 +81,6 @@ workers ended with 0, 75 after a preemption that was not followed by a restart,
     help="Whose output to show while all is well. After a failure, the end of everyone's.",
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as python -m.")
-@click.option(
-    "--nodes", type=click.IntRange(min=1), default=1, help="How many machines the job has."
-)
-@click.option("--node", type=click.IntRange(min=0), default=0, help="Which of them this is.")
-@click.option(
-    "--coordinator",
-    metavar="HOST:PORT",
-    help="An address of node 0 at which the launchers of all machines meet.",
-)
-@click.option(
-    "--hosts",
-    metavar="HOST,HOST",
-    help="The name of each machine, in order. [default: the address used to reach node 0]",
-)
-@click.option(
-    "--token-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=pathlib.Path),
-    help="A secret of the job, in a file of mode 0600, the same on all machines.",
-)
-@click.option(
-    "--start-timeout",
-    type=Duration(),
-    default=300.0,
-    help="Seconds to wait for the other machines.",
-)
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -128,12 +95,6 @@ def launch(
     log_dir: pathlib.Path | None,
     show: str,
     module: bool,
-    nodes: int,
-    node: int,
-    coordinator: str | None,
-    hosts: str | None,
-    token_file: pathlib.Path | None,
-    start_timeout: float,
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
@@ -143,8 +104,6 @@ def launch(
     and REPLICAX_ATTEMPT, which is 1 in the first start. When one worker fails,
     the others are stopped, and with --max-restarts all are started again on new
     ports: SCRIPT goes on from its last checkpoint.
-
-    On several machines, run the same command on each with its own --node.
     """
     if not hasattr(os, "waitid"):
         raise click.ClickException("'replicax launch' needs Linux, or macOS and Python 3.13.")
@@ -160,115 +119,18 @@ def launch(
     interruption = Interruption()
     with interruption.installed():
         try:
-            others = None
-            if nodes > 1:
-                machines = _Machines(nodes, node, coordinator, hosts)
-                token = b"" if token_file is None else job_token.read_token(token_file)
-                others = machines.connect(
-                    workers, interruption, token, start_seconds=start_timeout, grace=grace
-                )
-            elif node or coordinator or hosts:
-                raise click.UsageError(
-                    "--node, --coordinator and --hosts are for several machines. Add --nodes."
-                )
             summary = Run(
                 job,
-                nodes=others,
                 limits=RestartLimits(max_restarts, max_preemptions, backoff_seconds=backoff),
                 interruption=interruption,
                 coordination=CoordinationService(),
                 observer=_observer(show),
             ).execute()
-        except (ClusterError, ClusterPlatformError) as error:
+        except ClusterPlatformError as error:
             raise click.ClickException(str(error)) from error
     if summary.code or len(summary.outcomes) > 1:
         _say(summary.text(), "red" if summary.code else "green")
     ctx.exit(summary.code)
-
-
-class _Machines:
-    """What the options say of the machines of the job, checked.
-
-    Args:
-        num_nodes: ``--nodes``.
-        node: ``--node``.
-        coordinator: ``--coordinator``.
-        hosts: ``--hosts``.
-    """
-
-    def __init__(
-        self, num_nodes: int, node: int, coordinator: str | None, hosts: str | None
-    ) -> None:
-        if node >= num_nodes:
-            raise click.BadParameter(
-                f"{node} is not one of 0 to {num_nodes - 1}, the numbers of {num_nodes} nodes.",
-                param_hint="--node",
-            )
-        if coordinator is None:
-            raise click.UsageError(
-                f"--nodes {num_nodes} needs --coordinator HOST:PORT, an address of node 0."
-            )
-        self._num_nodes = num_nodes
-        self._node = node
-        self._coordinator = addresses.parse_address(coordinator)
-        names = [] if hosts is None else hosts.split(",")
-        if hosts is not None and len(names) != num_nodes:
-            raise click.BadParameter(
-                f"{hosts!r} names {len(names)} machines, --nodes says {num_nodes}.",
-                param_hint="--hosts",
-            )
-        self._host = names[node] if names else None
-
-    def connect(
-        self,
-        num_workers: int,
-        interruption: Interruption,
-        token: bytes,
-        *,
-        start_seconds: float,
-        grace: float,
-    ) -> Nodes:
-        """This machine's part in the meeting of all."""
-        host = self._host
-        if host is None and self._node == 0:
-            host = self._coordinator.host
-        if host is not None:
-            self._check_reachable(host)
-        if self._node == 0:
-            assert host is not None
-            self._check_reachable(self._coordinator.host)
-            return Leader(
-                self._coordinator,
-                host=host,
-                num_nodes=self._num_nodes,
-                num_workers=num_workers,
-                interruption=interruption,
-                token=token,
-                start_seconds=start_seconds,
-                end_seconds=grace + _END_MARGIN_SECONDS,
-                on_notice=lambda text: _say(text, "yellow"),
-            )
-        return Follower(
-            self._coordinator,
-            node=self._node,
-            host=host,
-            num_nodes=self._num_nodes,
-            num_workers=num_workers,
-            interruption=interruption,
-            token=token,
-            start_seconds=start_seconds,
-            end_seconds=grace + _END_MARGIN_SECONDS,
-        )
-
-    def _check_reachable(self, host: str) -> None:
-        check_one_interface(host)
-        alone = self._coordinator.host in _PLAIN_LOOPBACK  # all nodes are on this machine
-        if not alone and addresses.is_loopback(host):
-            raise ClusterError(
-                f"the host {host!r} resolves to {addresses.resolve_host(host)[0]} here, which only "
-                "this machine can reach, and which its workers would advertise to the others. Give "
-                "the address of a network interface, or correct /etc/hosts."
-            )
 
 
 def _command(script: str, arguments: tuple[str, ...], *, module: bool) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ class Connection:
 
     Example:
         >>> ours, theirs = socket.socketpair()
-        >>> one, other = Connection(ours, "node 1"), Connection(theirs, "node 0")
+        >>> one, other = Connection(ours, "worker 1"), Connection(theirs, "worker 0")
         >>> one.send({"type": "hello"})
         >>> other.receive(10.0)
         {'type': 'hello'}
@@ -45,11 +45,6 @@ class Connection:
         self._rest = b""
         if sock.family != socket.AF_UNIX:
             _notice_silence(sock)
-
-    @property
-    def local_host(self) -> str:
-        """The address of this machine that the other end sees."""
-        return str(self._socket.getsockname()[0])
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends one message.

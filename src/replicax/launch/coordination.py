@@ -15,9 +15,8 @@ from typing import Protocol
 class Coordination(Protocol):
     """A service for the workers of one attempt after the other.
 
-    It runs on node 0 only, and there one service serves the workers of all nodes. It may have a
-    third method, ``trouble()``, which is called several times a second while workers run: what is
-    wrong with the service, or an empty string. With trouble, the attempt has failed.
+    It may have a third method, ``trouble()``, which is called several times a second while workers
+    run: what is wrong with the service, or an empty string. With trouble, the attempt has failed.
 
     Example:
         >>> class Announced:
@@ -29,10 +28,7 @@ class Coordination(Protocol):
     """
 
     def start(self, addresses: Sequence[str], *, attempt: int) -> Mapping[str, str]:
-        """Starts for the workers at `addresses`; returns variables that each of them gets.
-
-        The name of each variable begins with ``REPLICAX_``.
-        """
+        """Starts for the workers at `addresses`; returns variables that each of them gets."""
         ...
 
     def stop(self) -> None:

@@ -1,11 +1,9 @@
-"""How an attempt ended: for one worker, for all of them, and for those of several nodes."""
+"""How an attempt ended: for one worker, and for all of them."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from replicax.launch import exit_codes
 
@@ -56,7 +54,6 @@ class Outcome:
         first: The worker that decided it; None if none did.
         code: The exit code that a run which ends like this has.
         reason: What ended it, where that was no worker.
-        can_restart: Whether another attempt is possible at all.
 
     Example:
         >>> Outcome(Ending.DONE).code
@@ -67,44 +64,3 @@ class Outcome:
     first: WorkerExit | None = None
     code: int = 0
     reason: str = ""
-    can_restart: bool = True
-
-    def to_json(self) -> dict[str, Any]:
-        """A form that JSON can carry."""
-        return dataclasses.asdict(self) | {"ending": self.ending.value}
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Outcome:
-        """The outcome that `to_json` was made from.
-
-        Example:
-            >>> outcome = Outcome(Ending.FAILED, WorkerExit(1, 3, ("a line",)), 3)
-            >>> Outcome.from_json(outcome.to_json()) == outcome
-            True
-        """
-        first = fields["first"]
-        if first is not None:
-            lines = tuple(map(str, first["last_lines"]))
-            first = WorkerExit(int(first["worker_id"]), int(first["returncode"]), lines)
-        return cls(
-            Ending(fields["ending"]),
-            first,
-            int(fields["code"]),
-            str(fields["reason"]),
-            bool(fields["can_restart"]),
-        )
-
-
-def combine(outcomes: Sequence[Outcome]) -> Outcome:
-    """The outcome of an attempt on several nodes: the worst one, the earliest of several.
-
-    Args:
-        outcomes: One for each node, in the order in which they came to their end.
-
-    Example:
-        >>> combine([Outcome(Ending.DONE), Outcome(Ending.FAILED, code=3)]).code
-        3
-    """
-    order = list(Ending)
-    worst = min(outcomes, key=lambda outcome: order.index(outcome.ending))
-    return dataclasses.replace(worst, can_restart=all(o.can_restart for o in outcomes))

@@ -9,20 +9,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicax.backend import cpu_client, devices
 from replicax.cluster.spec import ClusterSpec
 from replicax.cluster.tf_config import VARIABLE as TF_CONFIG
 from replicax.cluster.tf_config_format import TFConfig
-from replicax.core.errors import ClusterError
 
 ATTEMPT_VARIABLE = "REPLICAX_ATTEMPT"
 """Which start of the job this is: 1, and one more after each failure or preemption."""
-
-ENVIRONMENT_PREFIX = "REPLICAX_"
-"""Of every variable that one node may set for the workers of another."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,7 +27,7 @@ class Job:
 
     Attributes:
         command: The program and its arguments.
-        num_workers: How many workers this machine has.
+        num_workers: How many workers there are.
         devices_per_worker: Virtual CPU devices for each; None leaves the devices as they are.
         log_dir: Where each worker has a file with its output; None for no files.
         grace_seconds: How long workers that were asked to leave may take.
@@ -65,33 +61,6 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Layout:
-    """Where the workers of one attempt are.
-
-    Attributes:
-        addresses: Of all workers of the cluster, in the order of their ids.
-        first_id: The id of the first worker on this machine.
-        environment: Variables for every worker, from the coordination service.
-
-    Example:
-        >>> Layout(("127.0.0.1:4001", "127.0.0.1:4002")).first_id
-        0
-    """
-
-    addresses: tuple[str, ...]
-    first_id: int = 0
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        foreign = [n for n in self.environment if not n.startswith(ENVIRONMENT_PREFIX)]
-        if foreign:
-            raise ClusterError(
-                f"the variables {foreign} are not for the launcher to set: a name begins with "
-                f"{ENVIRONMENT_PREFIX!r}."
-            )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class WorkerPlan:
     """One worker to start.
 
@@ -116,40 +85,38 @@ class WorkerPlan:
 
 
 def plan_workers(
-    job: Job, layout: Layout, *, attempt: int, environment: Mapping[str, str]
+    job: Job, addresses: Sequence[str], *, attempt: int, environment: Mapping[str, str]
 ) -> list[WorkerPlan]:
-    """The workers of this machine.
+    """All workers of an attempt.
 
     Args:
         job: What to run.
-        layout: Where the workers of the cluster are.
+        addresses: Where each of them listens.
         attempt: Which start this is, from 1.
         environment: What the workers inherit.
 
     Example:
-        >>> job = Job(("true",), num_workers=1, devices_per_worker=2)
-        >>> (plan,) = plan_workers(job, Layout(("h:1", "h:2"), 1), attempt=1, environment={})
+        >>> job = Job(("true",), num_workers=2, devices_per_worker=2)
+        >>> _, plan = plan_workers(job, ["h:1", "h:2"], attempt=1, environment={})
         >>> plan.environment["TF_CONFIG"]
         '{"cluster": {"worker": ["h:1", "h:2"]}, "task": {"type": "worker", "index": 1}}'
         >>> plan.environment["JAX_NUM_CPU_DEVICES"]
         '2'
     """
-    cluster = ClusterSpec({"worker": list(layout.addresses)})
+    cluster = ClusterSpec({"worker": list(addresses)})
     common = {
         **environment,
         "PYTHONUNBUFFERED": "1",  # or a worker that is killed takes its last lines along
         **device_environment(job.devices_per_worker, environment),
-        **layout.environment,
         ATTEMPT_VARIABLE: str(attempt),
     }
-    ids = range(layout.first_id, layout.first_id + job.num_workers)
     return [
         WorkerPlan(
             worker_id,
             job.command,
             common | {TF_CONFIG: TFConfig(cluster, "worker", worker_id).to_json()},
         )
-        for worker_id in ids
+        for worker_id in range(job.num_workers)
     ]
 
 

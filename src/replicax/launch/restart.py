@@ -53,7 +53,7 @@ class Decision:
     """What follows an attempt.
 
     Attributes:
-        outcome: How the attempt ended, on all nodes.
+        outcome: How the attempt ended.
         restart: Whether there is another one.
         pause: Seconds before it.
 
@@ -95,7 +95,7 @@ class RestartPolicy:
             restart = self.num_preemptions <= self.limits.max_preemptions
         else:
             restart = False
-        if not restart or not outcome.can_restart:
+        if not restart:
             return Decision(outcome)
         failures = self.num_failures if outcome.ending is Ending.FAILED else 0
         return Decision(outcome, restart=True, pause=self.limits.pause(failures))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -12,16 +11,15 @@ from typing import TypeAlias
 from replicax.core.errors import ClusterPlatformError
 from replicax.launch import exit_codes
 from replicax.launch.coordination import Coordination, WithoutCoordination
-from replicax.launch.guard import Guard
 from replicax.launch.interruption import Interruption
 from replicax.launch.logs import LineSink, WorkerLog, log_path
-from replicax.launch.nodes import Nodes, OneNode
 from replicax.launch.outcome import Ending, Outcome
-from replicax.launch.plan import Job, Layout, plan_workers
+from replicax.launch.place import Place, Worker
+from replicax.launch.plan import Job, plan_workers
 from replicax.launch.restart import Decision, RestartLimits, RestartPolicy
-from replicax.launch.spawn import WorkerProcess
 from replicax.launch.summary import Summary
 from replicax.launch.supervise import Supervisor
+from replicax.launch.this_machine import ThisMachine
 
 LastLines: TypeAlias = Mapping[int, tuple[str, ...]]
 
@@ -51,7 +49,7 @@ class Run:
 
     Args:
         job: What to run.
-        nodes: The launchers of other machines; by default there are none.
+        place: Where the workers run, closed at the end; this machine if None.
         limits: How often workers are started again.
         interruption: What asks to end; install it to listen to signals.
         coordination: A service for the workers, if the caller has one.
@@ -68,14 +66,14 @@ class Run:
         self,
         job: Job,
         *,
-        nodes: Nodes | None = None,
+        place: Place | None = None,
         limits: RestartLimits | None = None,
         interruption: Interruption | None = None,
         coordination: Coordination | None = None,
         observer: Observer | None = None,
     ) -> None:
         self._job = job
-        self._nodes: Nodes = OneNode(job.num_workers) if nodes is None else nodes
+        self._place = place
         self._policy = RestartPolicy(limits or RestartLimits())
         self._interruption = interruption or Interruption()
         self._coordination: Coordination = coordination or WithoutCoordination()
@@ -85,18 +83,16 @@ class Run:
         """Runs the job, again after failures and preemptions; leaves no process behind.
 
         Raises:
-            ClusterError: If the nodes do not fit together.
-            ClusterPlatformError: If a node does not come in time.
+            ClusterPlatformError: If there is no place for the workers, or no service for them.
         """
         started = time.monotonic()
         outcomes: list[Outcome] = []
         if self._job.log_dir is not None:
             self._job.log_dir.mkdir(parents=True, exist_ok=True)
-        with Guard() as guard, contextlib.closing(self._nodes):
+        with contextlib.closing(self._place or ThisMachine()) as place:
             restart = True
             while restart:
-                guard.revive()
-                decision = self._attempt(len(outcomes) + 1, guard)
+                decision = self._attempt(len(outcomes) + 1, place)
                 outcomes.append(decision.outcome)
                 restart = decision.restart
                 if restart and self._interruption.wait(decision.pause):
@@ -104,34 +100,28 @@ class Run:
                     restart = False
         return Summary(tuple(outcomes), time.monotonic() - started, self._job.log_dir)
 
-    def _attempt(self, attempt: int, guard: Guard) -> Decision:
+    def _attempt(self, attempt: int, place: Place) -> Decision:
         try:
-            layout = self._meet(attempt)
-            if isinstance(layout, Outcome):
-                return Decision(layout)
-            outcome, lines = self._supervise(layout, attempt, guard)
-        finally:
-            self._coordination.stop()
-        decision = self._nodes.decide(outcome, self._policy)
-        self._observer.on_end(attempt, decision, lines)
-        return decision
-
-    def _meet(self, attempt: int) -> Layout | Outcome:
-        """Where the workers are to be; or how the run ends before they start."""
-        try:
-            layout = self._nodes.meet(
-                lambda addresses: self._coordination.start(addresses, attempt=attempt)
-            )
+            addresses = place.reserve(self._job.num_workers)
+            if addresses is None:
+                return Decision(self._interrupted())
+            service = self._coordination.start(addresses, attempt=attempt)
+            outcome, lines = self._supervise(place, addresses, service, attempt)
         except ClusterPlatformError as error:
             if attempt == 1:
                 raise
-            return Outcome(Ending.FAILED, None, 1, str(error), can_restart=False)
-        return self._interrupted() if layout is None else layout
+            return Decision(Outcome(Ending.FAILED, None, 1, str(error)))
+        finally:
+            self._coordination.stop()
+        decision = self._policy.decide(outcome)
+        self._observer.on_end(attempt, decision, lines)
+        return decision
 
     def _supervise(
-        self, layout: Layout, attempt: int, guard: Guard
+        self, place: Place, addresses: tuple[str, ...], service: Mapping[str, str], attempt: int
     ) -> tuple[Outcome, dict[int, tuple[str, ...]]]:
-        plans = plan_workers(self._job, layout, attempt=attempt, environment=os.environ)
+        environment = {**place.environment, **service}
+        plans = plan_workers(self._job, addresses, attempt=attempt, environment=environment)
         with contextlib.ExitStack() as stack:
             logs: dict[int, WorkerLog] = {}
             for plan in plans:
@@ -143,16 +133,15 @@ class Run:
                 )
                 stack.callback(log.close)
                 logs[plan.worker_id] = log
-            workers: list[WorkerProcess] = []
+            workers: list[Worker] = []
             for plan in plans:
-                worker = WorkerProcess(plan, guard)
+                worker = place.start(plan)
                 stack.callback(worker.end)
                 workers.append(worker)
             self._observer.on_start(attempt, {w.worker_id: w.pid for w in workers})
             outcome = Supervisor(
                 workers,
                 logs,
-                nodes=self._nodes,
                 interruption=self._interruption,
                 grace_seconds=self._job.grace_seconds,
                 trouble=getattr(self._coordination, "trouble", str),  # it may have none

@@ -28,7 +28,7 @@ _MAX_TRIES = 3  # another process may take a free port before the service does
 
 
 class CoordinationService:
-    """A `Coordination` that runs JAX's coordination service on node 0.
+    """A `Coordination` that runs JAX's coordination service.
 
     It listens at the interface of worker 0 only. One worker needs none.
 

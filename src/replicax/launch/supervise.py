@@ -16,9 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from replicax.launch import exit_codes
 from replicax.launch.interruption import Interruption
 from replicax.launch.logs import WorkerLog
-from replicax.launch.nodes import Nodes
 from replicax.launch.outcome import Ending, Outcome, WorkerExit
-from replicax.launch.spawn import WorkerProcess
+from replicax.launch.place import Worker
 
 POLL_SECONDS = 0.05
 CTRL_C_SECONDS = 3.0
@@ -26,26 +25,24 @@ _MAX_LAST_READS = 64  # a process outside the group may hold the pipe and write 
 
 
 class Supervisor:
-    """The workers of one attempt on this machine.
+    """The workers of one attempt.
 
     Args:
         workers: Those that were started.
         logs: Where the output of each goes, by id.
-        nodes: The launchers of other machines.
         interruption: What asks the launcher to end.
         grace_seconds: How long workers that were asked to leave may take.
         trouble: What is wrong with a service that the workers need; empty if nothing is.
 
     Example:
         >>> from replicax.launch.guard import Guard
-        >>> from replicax.launch.nodes import OneNode
         >>> from replicax.launch.plan import WorkerPlan
+        >>> from replicax.launch.spawn import WorkerProcess
         >>> with Guard() as guard:
         ...     worker = WorkerProcess(WorkerPlan(0, ("false",), {}), guard)
         ...     outcome = Supervisor(
         ...         [worker],
         ...         {0: WorkerLog(0)},
-        ...         nodes=OneNode(num_workers=1),
         ...         interruption=Interruption(),
         ...         grace_seconds=1.0,
         ...     ).run()
@@ -55,17 +52,15 @@ class Supervisor:
 
     def __init__(
         self,
-        workers: Sequence[WorkerProcess],
+        workers: Sequence[Worker],
         logs: Mapping[int, WorkerLog],
         *,
-        nodes: Nodes,
         interruption: Interruption,
         grace_seconds: float,
         trouble: Callable[[], str] = str,
     ) -> None:
         self._running = {worker.worker_id: worker for worker in workers}
         self._logs = logs
-        self._nodes = nodes
         self._interruption = interruption
         self._grace_seconds = grace_seconds
         self._trouble = trouble
@@ -87,7 +82,6 @@ class Supervisor:
                     self._look_at_service()  # first: workers end because of it
                     self._look_for_ends(selector)
                     self._look_for_signals()
-                    self._look_at_other_nodes()
                     if self._deadline is not None and time.monotonic() >= self._deadline:
                         self._kill()
             finally:
@@ -99,7 +93,7 @@ class Supervisor:
 
     def _read_output(self, selector: selectors.BaseSelector) -> None:
         for key, _ in selector.select(POLL_SECONDS):
-            worker: WorkerProcess = key.data
+            worker: Worker = key.data
             data = worker.read()
             if data:
                 self._logs[worker.worker_id].feed(data)
@@ -135,15 +129,10 @@ class Supervisor:
             self._begin_end(Ending.INTERRUPTED)
         self._signals_seen = count
 
-    def _look_at_other_nodes(self) -> None:
-        if self._ending is None and (ending := self._nodes.poll()) is not None:
-            self._begin_end(ending)
-
     # -- what follows --------------------------------------------------------------------------
 
     def _begin_end(self, ending: Ending) -> None:
         self._ending = ending
-        self._nodes.report(ending)
         if ending is Ending.FAILED:
             self._kill()
             return
@@ -160,7 +149,7 @@ class Supervisor:
         for worker in self._running.values():
             worker.signal(signal.SIGKILL)
 
-    def _take_leave(self, worker: WorkerProcess, selector: selectors.BaseSelector) -> None:
+    def _take_leave(self, worker: Worker, selector: selectors.BaseSelector) -> None:
         log = self._logs[worker.worker_id]
         worker.signal(signal.SIGKILL)  # what it started and left behind
         for _ in range(_MAX_LAST_READS):
