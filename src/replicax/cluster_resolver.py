@@ -5,6 +5,7 @@ from replicax.cluster.gce import GCEClusterResolver
 from replicax.cluster.kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
 from replicax.cluster.kubernetes_api import KubernetesApi
 from replicax.cluster.mpi import MPIClusterResolver
+from replicax.cluster.ray import RayClusterResolver
 from replicax.cluster.resolver import ClusterResolver
 from replicax.cluster.sagemaker import SageMakerClusterResolver
 from replicax.cluster.simple import SimpleClusterResolver
@@ -22,6 +23,7 @@ __all__ = [
     "KubernetesClusterResolver",
     "KubernetesExecutableLocation",
     "MPIClusterResolver",
+    "RayClusterResolver",
     "SageMakerClusterResolver",
     "SimpleClusterResolver",
     "SlurmClusterResolver",

@@ -87,6 +87,7 @@ ATTRIBUTES = {
     "PreemptionCheckpointHandler": """
         close is_preempted run save_checkpoint_if_preempted total_run_calls watch_preemption_scope
     """,
+    "RayClusterResolver": "set_tf_config",
     "Recall": "false_negatives",
     "ReduceOp": "MEAN SUM parse",
     "ReplicaContext": """

@@ -142,6 +142,11 @@ def test_help_shows_examples_and_the_exit_codes():
         ("train.py", "Missing option '--workers'"),
         ("--workers 0 train.py", "0 is not in the range x>=1"),
         ("--workers 2 no_such.py", "there is no file 'no_such.py'"),
+        ("--workers 2 --resources CPU=2 SCRIPT", "--resources are what Ray keeps for a worker"),
+        ("--workers 2 --ray --resources CPU=no SCRIPT", "'CPU=no' is no amount of a resource"),
+        ("--workers 2 --resources CPU=1,=2 SCRIPT", "'=2' is no amount of a resource"),
+        ("--workers 2 --ray nowhere SCRIPT", "'nowhere' is no address of a cluster"),
+        ("--workers 2 --ray SCRIPT SCRIPT", "--ray without an address stands before another"),
         ("--workers 1 --log-dir SCRIPT/logs SCRIPT", "cannot be made: Not a directory"),
     ],
 )
@@ -179,7 +184,7 @@ def test_no_worker_outlives_a_launcher_that_is_killed(tmp_path: pathlib.Path):
         assert wait_until(lambda: not any(map(is_running, pids)))
 
 
-@pytest.mark.parametrize("option", ["--grace", "--backoff"])
+@pytest.mark.parametrize("option", ["--start-timeout", "--grace", "--backoff"])
 @pytest.mark.parametrize("value", ["nan", "-nan", "inf", "-inf", "-1", "1e+300", "soon"])
 def test_a_number_that_nobody_can_wait_for_is_refused(option: str, value: str, tmp_path):
     script = tmp_path / "train.py"

@@ -1,5 +1,6 @@
 """``replicax launch``: options, and what the terminal shows; the work is in `replicax.launch`."""
 
+import math
 import os
 import pathlib
 import sys
@@ -7,14 +8,18 @@ import sys
 import click
 
 from replicax.cli.duration import Duration
-from replicax.core.errors import ClusterPlatformError
+from replicax.cluster import addresses
+from replicax.core.errors import ClusterError, ClusterPlatformError
+from replicax.launch import exit_codes
 from replicax.launch.interruption import Interruption
 from replicax.launch.outcome import Ending
 from replicax.launch.plan import Job
+from replicax.launch.ray_place import RayPlace
 from replicax.launch.restart import Decision, RestartLimits
 from replicax.launch.run import LastLines, Observer, Run
 from replicax.launch.service import CoordinationService
 from replicax.launch.summary import SHOWN_LINES, cause
+from replicax.ray_cluster.session import LOCAL
 
 _CHIEF = 0
 _COLORS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
@@ -23,6 +28,7 @@ _EPILOG = """\b
 Examples:
   replicax launch --workers 4 train.py
   replicax launch --workers 2 --max-restarts 3 --log-dir logs train.py -- --epochs 5
+  replicax launch --ray 10.0.0.1:6379 --workers 8 --resources CPU=4 train.py
 
 \b
 Exit code: that of the worker that failed first (128 + n for signal n), 0 if all
@@ -81,6 +87,26 @@ workers ended with 0, 75 after a preemption that was not followed by a restart,
     help="Whose output to show while all is well. After a failure, the end of everyone's.",
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as python -m.")
+@click.option(
+    "--ray",
+    metavar="[ADDRESS]",
+    is_flag=False,
+    flag_value=LOCAL,
+    help="Start the workers by Ray: on the cluster at host:port, on the one that runs on this "
+    "machine (auto), or on one of this machine that ends with the job (local, or no ADDRESS).",
+)
+@click.option(
+    "--resources",
+    metavar="NAME=NUMBER,...",
+    callback=lambda ctx, option, text: _resources(text),
+    help="What Ray keeps for each worker, such as CPU=4,GPU=1.  [default: CPU=1]",
+)
+@click.option(
+    "--start-timeout",
+    type=Duration(),
+    default=300.0,
+    help="Seconds to wait until Ray has room for all workers.",
+)
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -95,6 +121,9 @@ def launch(
     log_dir: pathlib.Path | None,
     show: str,
     module: bool,
+    ray: str | None,
+    resources: dict[str, float],
+    start_timeout: float,
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
@@ -104,6 +133,9 @@ def launch(
     and REPLICAX_ATTEMPT, which is 1 in the first start. When one worker fails,
     the others are stopped, and with --max-restarts all are started again on new
     ports: SCRIPT goes on from its last checkpoint.
+
+    With --ray the workers run where Ray has room, on one machine or several; SCRIPT
+    must be at the same place on each. Without it, on this machine.
     """
     if not hasattr(os, "waitid"):
         raise click.ClickException("'replicax launch' needs Linux, or macOS and Python 3.13.")
@@ -119,18 +151,61 @@ def launch(
     interruption = Interruption()
     with interruption.installed():
         try:
+            place = None
+            if ray is not None:
+                place = RayPlace(
+                    _address_of_ray(ray),
+                    num_workers=workers,
+                    resources=resources,
+                    interruption=interruption,
+                    start_seconds=start_timeout,
+                )
+            elif resources:
+                raise click.UsageError("--resources are what Ray keeps for a worker. Add --ray.")
             summary = Run(
                 job,
+                place=place,
                 limits=RestartLimits(max_restarts, max_preemptions, backoff_seconds=backoff),
                 interruption=interruption,
-                coordination=CoordinationService(),
+                coordination=CoordinationService(None if place is None else place.host),
                 observer=_observer(show),
             ).execute()
-        except ClusterPlatformError as error:
+        except (ClusterPlatformError, ImportError) as error:
+            if interruption.first is not None:
+                ctx.exit(exit_codes.for_shell(-interruption.first))
             raise click.ClickException(str(error)) from error
     if summary.code or len(summary.outcomes) > 1:
         _say(summary.text(), "red" if summary.code else "green")
     ctx.exit(summary.code)
+
+
+def _address_of_ray(text: str) -> str:
+    if text in (LOCAL, "auto"):
+        return text
+    try:
+        return str(addresses.parse_address(text))
+    except ClusterError as error:
+        raise click.BadParameter(
+            f"{text!r} is no address of a cluster. Write host:port, auto, or local; --ray without "
+            "an address stands before another option.",
+            param_hint="--ray",
+        ) from error
+
+
+def _resources(text: str | None) -> dict[str, float]:
+    found = {}
+    for part in [] if text is None else text.split(","):
+        name, _, number = part.partition("=")
+        try:
+            found[name.strip()] = amount = float(number)
+        except ValueError:
+            amount = 0.0
+        if not name.strip() or not 0 < amount < math.inf:
+            raise click.BadParameter(
+                f"{part!r} is no amount of a resource. Write NAME=NUMBER, such as CPU=4,GPU=1.",
+                param_hint="--resources",
+            )
+    return found
 
 
 def _command(script: str, arguments: tuple[str, ...], *, module: bool) -> tuple[str, ...]:

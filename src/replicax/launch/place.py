@@ -1,6 +1,7 @@
 """Where the workers of a job run: what a run needs of a machine, or of several.
 
-`this_machine` starts them as processes of this machine.
+`this_machine` starts them as processes of this machine, `ray_place` by Ray on the nodes of a
+cluster.
 """
 
 from __future__ import annotations

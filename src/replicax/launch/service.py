@@ -30,7 +30,10 @@ _MAX_TRIES = 3  # another process may take a free port before the service does
 class CoordinationService:
     """A `Coordination` that runs JAX's coordination service.
 
-    It listens at the interface of worker 0 only. One worker needs none.
+    It listens at one interface only. One worker needs none.
+
+    Args:
+        host: The address of this machine at which it listens; that of worker 0 if None.
 
     Example:
         >>> service = CoordinationService()
@@ -39,7 +42,8 @@ class CoordinationService:
         >>> service.stop()
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str | None = None) -> None:
+        self._host = host
         self._process: subprocess.Popen[bytes] | None = None
         self._address = ""
         self._heard_at = self._asked_at = 0.0
@@ -57,7 +61,7 @@ class CoordinationService:
         """
         if len(addresses) < 2:
             return {}
-        host = host_addresses.parse_address(addresses[0]).host
+        host = self._host or host_addresses.parse_address(addresses[0]).host
         ip = host_addresses.resolve_host(host)[0]
         trouble = ""
         for _ in range(_MAX_TRIES):

@@ -24,6 +24,7 @@ class WorkerProcess:
     Args:
         plan: What to start.
         guard: Who ends it if the launcher is gone.
+        folder: Where it runs; where this process does if None.
 
     Example:
         >>> with Guard() as guard:
@@ -34,12 +35,13 @@ class WorkerProcess:
         0
     """
 
-    def __init__(self, plan: WorkerPlan, guard: Guard) -> None:
+    def __init__(self, plan: WorkerPlan, guard: Guard, *, folder: str | None = None) -> None:
         self.plan = plan
         self._guard = guard
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(SCRIPT), str(guard.fileno()), *plan.command],
             env=plan.environment,
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
