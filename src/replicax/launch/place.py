@@ -12,7 +12,7 @@ from typing import Protocol
 from replicax.launch.plan import WorkerPlan
 
 
-class Worker(Protocol):
+class StartedWorker(Protocol):
     """A worker that was started.
 
     Example:
@@ -74,7 +74,7 @@ class Place(Protocol):
         """
         ...
 
-    def start(self, plan: WorkerPlan) -> Worker:
+    def start(self, plan: WorkerPlan) -> StartedWorker:
         """Starts the worker with this id."""
         ...
 

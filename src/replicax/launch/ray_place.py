@@ -174,7 +174,7 @@ class _NodeActor(WorkerActor):
 
 
 class RayWorker:
-    """A `Worker` in the hands of an actor, which a thread asks for its output again and again.
+    """A `StartedWorker` in the hands of an actor, which a thread asks for its output all the time.
 
     An actor that is gone, or does not answer, is a worker that was killed.
 

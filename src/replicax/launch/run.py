@@ -14,7 +14,7 @@ from replicax.launch.coordination import Coordination, WithoutCoordination
 from replicax.launch.interruption import Interruption
 from replicax.launch.logs import LineSink, WorkerLog, log_path
 from replicax.launch.outcome import Ending, Outcome
-from replicax.launch.place import Place, Worker
+from replicax.launch.place import Place, StartedWorker
 from replicax.launch.plan import Job, plan_workers
 from replicax.launch.restart import Decision, RestartLimits, RestartPolicy
 from replicax.launch.summary import Summary
@@ -133,7 +133,7 @@ class Run:
                 )
                 stack.callback(log.close)
                 logs[plan.worker_id] = log
-            workers: list[Worker] = []
+            workers: list[StartedWorker] = []
             for plan in plans:
                 worker = place.start(plan)
                 stack.callback(worker.end)

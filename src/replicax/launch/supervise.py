@@ -17,7 +17,7 @@ from replicax.launch import exit_codes
 from replicax.launch.interruption import Interruption
 from replicax.launch.logs import WorkerLog
 from replicax.launch.outcome import Ending, Outcome, WorkerExit
-from replicax.launch.place import Worker
+from replicax.launch.place import StartedWorker
 
 POLL_SECONDS = 0.05
 CTRL_C_SECONDS = 3.0
@@ -52,7 +52,7 @@ class Supervisor:
 
     def __init__(
         self,
-        workers: Sequence[Worker],
+        workers: Sequence[StartedWorker],
         logs: Mapping[int, WorkerLog],
         *,
         interruption: Interruption,
@@ -93,7 +93,7 @@ class Supervisor:
 
     def _read_output(self, selector: selectors.BaseSelector) -> None:
         for key, _ in selector.select(POLL_SECONDS):
-            worker: Worker = key.data
+            worker: StartedWorker = key.data
             data = worker.read()
             if data:
                 self._logs[worker.worker_id].feed(data)
@@ -149,7 +149,7 @@ class Supervisor:
         for worker in self._running.values():
             worker.signal(signal.SIGKILL)
 
-    def _take_leave(self, worker: Worker, selector: selectors.BaseSelector) -> None:
+    def _take_leave(self, worker: StartedWorker, selector: selectors.BaseSelector) -> None:
         log = self._logs[worker.worker_id]
         worker.signal(signal.SIGKILL)  # what it started and left behind
         for _ in range(_MAX_LAST_READS):
