@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from sphinx.application import Sphinx
 
+from website import tensorflow_table
 from website.names import GROUPS, LAST_GROUP, PublicName, documented_names, public_names
 
 
@@ -27,6 +28,7 @@ def pages() -> dict[str, str]:
     for name in names:
         found[name.name] = _page(name)
     found["tf"] = _tensorflow_page(names)
+    found["distribute"] = _distribute_page()
     return found
 
 
@@ -67,12 +69,13 @@ def _index(groups: dict[str, list[PublicName]]) -> str:
     parts = [
         _heading("Reference"),
         "Every public name, from its docstring; ``rx`` is ``import replicax as rx``. The names",
-        "that ``import replicax.tf as tf`` gives are in :doc:`a list of their own <tf>`.\n",
+        "that ``import replicax.tf as tf`` gives are in :doc:`a list of their own <tf>`.",
+        "Another has :doc:`every name of tf.distribute <distribute>`, and what is missing.\n",
     ]
     for group, members in groups.items():
         links = " · ".join(f":doc:`{_short(name.name)} <{name.name}>`" for name in members)
         parts.append(f":doc:`{_slug(group)}`\n    {links}\n")
-    return "\n".join([*parts, _toctree([*map(_slug, groups), "tf"])])
+    return "\n".join([*parts, _toctree([*map(_slug, groups), "tf", "distribute"])])
 
 
 def _group_page(group: str, members: list[PublicName]) -> str:
@@ -122,6 +125,18 @@ def _tensorflow_page(names: list[PublicName]) -> str:
         "What ``import replicax.tf as tf`` has. A name that is not here raises an error that says",
         "what to write instead. :doc:`/migrating_from_tf_distribute` has the patterns.\n",
         _table(("name", "described at", "what it is"), rows),
+    ])  # fmt: skip
+
+
+def _distribute_page() -> str:
+    """Every name that TensorFlow has under ``tf.distribute``, and what became of it."""
+    table = tensorflow_table.rows()
+    return "\n".join([
+        _heading("Names under tf.distribute"),
+        tensorflow_table.counted(table),
+        "What is missing says why. A parameter after *without* is one of TensorFlow's that is not",
+        "taken here, one after *also* is taken here only.\n",
+        _table(("name", "here"), [(f"``{row.name}``", row.status) for row in table]),
     ])  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Names that the documents place under ``experimental``."""
 
 from replicax.checkpoint.preemption import PreemptionCheckpointHandler
+from replicax.checkpoint.preemption_watcher import PreemptionWatcher
 from replicax.checkpoint.termination import TerminationConfig
 from replicax.core import partitioners
 from replicax.core.options import (
@@ -28,6 +29,7 @@ __all__ = [
     "MultiStepContext",
     "MultiWorkerMirroredStrategy",
     "PreemptionCheckpointHandler",
+    "PreemptionWatcher",
     "Sharding",
     "TPUStrategy",
     "TerminationConfig",

@@ -28,6 +28,10 @@ ATTRIBUTES = {
     "ClusterSpec": "as_dict job_tasks jobs num_tasks task_address task_indices",
     "CommunicationImplementation": "AUTO NCCL RING",
     "CommunicationOptions": "bytes_per_pack deterministic implementation timeout_seconds",
+    "CrossDeviceOps": """
+        batch_reduce batch_reduce_implementation broadcast broadcast_implementation reduce
+        reduce_implementation
+    """,
     "Dataset": """
         apply as_numpy_iterator batch cache cardinality concatenate element_spec enumerate filter
         flat_map from_generator from_tensor_slices from_tensors interleave map options padded_batch
@@ -48,6 +52,7 @@ ATTRIBUTES = {
     "EquivalenceReport": "largest_difference num_steps num_values replicas",
     "Function": "input_signature lower lower_run python_function trace_count",
     "Generator": "next_key next_replica_key state",
+    "HardwareFeature": "EmbeddingFeature embedding_feature num_embedding_devices_per_chip",
     "HitRatio": "true_positives",
     "InputContext": """
         get_per_replica_batch_size input_pipeline_id num_input_pipelines num_replicas_in_sync
@@ -87,6 +92,7 @@ ATTRIBUTES = {
     "PreemptionCheckpointHandler": """
         close is_preempted run save_checkpoint_if_preempted total_run_calls watch_preemption_scope
     """,
+    "PreemptionWatcher": "block_until_worker_exit close preemption_message",
     "RayClusterResolver": "set_tf_config",
     "Recall": "false_negatives",
     "ReduceOp": "MEAN SUM parse",
@@ -131,6 +137,7 @@ ATTRIBUTES = {
     "Sum": "total",
     "TPUClusterResolver": """
         connect get_coordination_service_leader get_job_name get_master get_tpu_system_metadata
+        set_tpu_topology tpu_hardware_feature
     """,
     "TPUSystemMetadata": "devices num_cores num_hosts num_of_cores_per_host topology",
     "TensorSpec": "dtype is_compatible_with name shape",

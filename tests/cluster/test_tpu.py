@@ -6,6 +6,7 @@ import contextlib
 import jax
 import pytest
 
+from replicax.backend.topology import Topology
 from replicax.cluster.spec import ClusterSpec
 from replicax.cluster.tpu import TPUClusterResolver, TPUSystemMetadata
 from replicax.core import notices
@@ -160,3 +161,24 @@ def test_the_name_of_a_tpu_that_is_not_here_is_shown(unnoticed):
     with pytest.warns(notices.ReplicaxWarning, match="There is no TPU 'my-tpu' on this machine"):
         resolver = TPUClusterResolver("my-tpu", job_name="tpu_worker")
     assert resolver.get_job_name() == "tpu_worker"
+
+
+@pytest.mark.filterwarnings("ignore:There is no TPU")
+def test_a_topology_from_elsewhere_is_part_of_the_metadata():
+    resolver = TPUClusterResolver("")
+    assert resolver.get_tpu_system_metadata().topology is None
+    grid = Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]])
+    resolver.set_tpu_topology(grid.serialized())
+    found = resolver.get_tpu_system_metadata().topology
+    assert found is not None
+    assert (found.num_tasks, found.num_tpus_per_task) == (1, 2)
+    for wrong in (b"\xff", "{}", "text", 3):
+        with pytest.raises(ValueError, match="which is no serialized topology"):
+            resolver.set_tpu_topology(wrong)  # pyright: ignore
+
+
+@pytest.mark.filterwarnings("ignore:There is no TPU")
+def test_there_are_no_embedding_devices():
+    feature = TPUClusterResolver("").tpu_hardware_feature
+    assert feature.embedding_feature is feature.EmbeddingFeature.UNSUPPORTED
+    assert feature.num_embedding_devices_per_chip == 0

@@ -190,8 +190,31 @@ def launched(folder, total):
     return np.asarray(w).tobytes().hex()
 
 
+def watched_by_all(rank, folder):
+    """Worker 1 is told to leave, and leaves; worker 0 hears of it and waits for that."""
+    import replicax as rx
+
+    strategy = make_strategy()
+    del strategy
+    watcher = rx.experimental.PreemptionWatcher()
+    found = {"before": watcher.preemption_message}
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+        found["message"] = watcher.preemption_message
+        time.sleep(1)
+        (folder / "leaves").touch()
+        return found
+    end = time.monotonic() + 60
+    while watcher.preemption_message is None and time.monotonic() < end:
+        time.sleep(0.05)
+    watcher.block_until_worker_exit()
+    found["message"] = watcher.preemption_message
+    found["has left"] = (folder / "leaves").exists()
+    return found
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "launched":
         launched(pathlib.Path(sys.argv[2]), sys.argv[3])
     else:
-        main(preempted, paused, told)
+        main(preempted, paused, told, watched_by_all)

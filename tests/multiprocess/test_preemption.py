@@ -176,3 +176,13 @@ def test_a_handler_of_workers_that_were_not_joined_is_refused():
     resolver = SimpleClusterResolver(ClusterSpec(spec), task_type="worker", task_id=0)
     with pytest.raises(ValueError, match=re.escape("knows 2 workers, which this process has not")):
         rx.experimental.PreemptionCheckpointHandler(resolver, rx.Checkpoint(n=1), "unused")
+
+
+def test_a_watcher_hears_which_worker_was_told_and_waits_until_it_has_gone(tmp_path):
+    with start("watched_by_all", tmp_path, file=PROGRAMS) as cluster:
+        results = cluster.results()
+    assert [result["before"] for result in results] == [None, None]
+    assert "worker 1" in results[0]["message"]
+    assert "was told to leave (SIGTERM)" in results[0]["message"]
+    assert results[0]["message"] == results[1]["message"]
+    assert results[0]["has left"]

@@ -45,6 +45,9 @@ class Reduction:
         accumulate: Adds the list of all replicas' values, only with `on_replica`.
         ordered: Whether every device adds all values in the order of the replicas, so
             that the bits do not depend on how the replicas are spread over workers.
+        custom: Combines values of all replicas in place of all this: called with the operation
+            and a list of values, each the replica's own in a compiled function, or a per-replica
+            value outside of one.
     """
 
     num_packs: int = 1
@@ -52,11 +55,12 @@ class Reduction:
     on_replica: int | None = None
     accumulate: Callable[[list[jax.Array]], jax.Array] | None = None
     ordered: bool = False
+    custom: Callable[[ReduceOp, Sequence[Any]], list[jax.Array]] | None = None
 
     @property
     def is_plain_sum(self) -> bool:
         """Whether nobody cares where and by what the values are added."""
-        return self.on_replica is None and self.accumulate is None
+        return self.on_replica is None and self.accumulate is None and self.custom is None
 
     def with_bytes_per_pack(self, bytes_per_pack: int) -> Reduction:
         """The same with another pack size; 0 leaves it as it is."""
@@ -94,6 +98,8 @@ def all_reduce(
 ) -> list[jax.Array]:
     """Sum or mean over all replicas of each value, in a compiled replica function."""
     arrays = addable(op, values)
+    if reduction.custom is not None and num_replicas > 1 and arrays:
+        return reduction.custom(op, arrays)
     sums = _packed_sum(arrays, reduction)
     return [
         finished(op, total, array.dtype, num_replicas)

@@ -9,12 +9,14 @@ with a package that Replicax does not need otherwise.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import os
 from typing import Any
 
 import jax
 
 from replicax.backend import devices
+from replicax.backend.topology import Topology
 from replicax.cluster import bounds, environment, google_metadata, json_api
 from replicax.cluster.addresses import task_addresses
 from replicax.cluster.resolver import ClusterResolver
@@ -51,6 +53,40 @@ class TPUSystemMetadata:
     num_of_cores_per_host: int
     topology: None
     devices: tuple[Device, ...]
+
+
+class HardwareFeature:
+    """What the TPUs have beside their cores: embedding devices, which JAX does not offer.
+
+    Args:
+        tpu_hardware_feature_proto: Accepted because it is documented.
+
+    Example:
+        >>> feature = HardwareFeature()
+        >>> feature.embedding_feature.name, feature.num_embedding_devices_per_chip
+        ('UNSUPPORTED', 0)
+    """
+
+    class EmbeddingFeature(enum.Enum):
+        """The kinds of embedding devices."""
+
+        UNSUPPORTED = "UNSUPPORTED"
+        V1 = "V1"
+        V2 = "V2"
+
+    def __init__(self, tpu_hardware_feature_proto: Any = None) -> None:
+        """Features of the TPUs of this job."""
+        del tpu_hardware_feature_proto
+
+    @property
+    def embedding_feature(self) -> EmbeddingFeature:
+        """Which kind of embedding devices programs can use: none."""
+        return HardwareFeature.EmbeddingFeature.UNSUPPORTED
+
+    @property
+    def num_embedding_devices_per_chip(self) -> int:
+        """How many of them a chip has: none."""
+        return 0
 
 
 class TPUClusterResolver(ClusterResolver):
@@ -93,6 +129,7 @@ class TPUClusterResolver(ClusterResolver):
     ) -> None:
         self._job = job_name
         self._coordinator = (coordinator_name, coordinator_address)
+        self._topology: Topology | None = None
         if not is_present():
             _tell_that_there_is_none(tpu)
 
@@ -173,6 +210,39 @@ class TPUClusterResolver(ClusterResolver):
         """The task that the others meet at."""
         return f"/job:{self.get_job_name()}/task:0"
 
+    def set_tpu_topology(self, serialized_tpu_topology: bytes | str) -> None:
+        """Says how the devices are arranged, where another process has found that out.
+
+        `get_tpu_system_metadata` gives it back.
+
+        Args:
+            serialized_tpu_topology: What ``Topology.serialized`` returned.
+
+        Raises:
+            ValueError: If it is no topology.
+
+        Example:
+            >>> import warnings
+            >>> grid = Topology(mesh_shape=[1, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0]]])
+            >>> with warnings.catch_warnings(action="ignore"):
+            ...     resolver = TPUClusterResolver("")
+            >>> resolver.set_tpu_topology(grid.serialized())
+            >>> resolver.get_tpu_system_metadata().topology.num_tasks
+            1
+        """
+        try:
+            self._topology = Topology(serialized=serialized_tpu_topology)
+        except (KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
+            raise ValueError(
+                f"set_tpu_topology got {serialized_tpu_topology!r:.100}, which is no serialized "
+                f"topology: {error}. Pass what tf.tpu.experimental.Topology.serialized returned."
+            ) from error
+
+    @property
+    def tpu_hardware_feature(self) -> HardwareFeature:
+        """What the devices have beside their cores; starts JAX."""
+        return HardwareFeature()
+
     def num_accelerators(
         self,
         task_type: str | None = None,
@@ -196,7 +266,7 @@ class TPUClusterResolver(ClusterResolver):
         local = devices.local_devices()
         everywhere = tuple(jax.devices())
         hosts = len({device.process_index for device in everywhere})
-        return TPUSystemMetadata(len(everywhere), hosts, len(local), None, everywhere)
+        return TPUSystemMetadata(len(everywhere), hosts, len(local), self._topology, everywhere)
 
 
 def is_present() -> bool:

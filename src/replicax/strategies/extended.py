@@ -110,6 +110,7 @@ class StrategyExtended:
         self._threads: ReplicaThreads | None = None  # of the eager executor
         self._mesh: ReplicaMesh | None = None
         self._reduction = Reduction()
+        self._cross_device_ops: CrossDeviceOps | None = None
         self._partition_rules = NO_RULES
         self._step_programs = StepPrograms()
 
@@ -148,7 +149,8 @@ class StrategyExtended:
                 f"cross_device_ops is {cross_device_ops!r}; expected an instance of "
                 "CrossDeviceOps, such as ReductionToOneDevice() or NcclAllReduce()."
             )
-        self._reduction = cross_device_ops._reduction(self.mesh)
+        self._cross_device_ops = cross_device_ops
+        self._reduction = cross_device_ops._bound_to(self)
 
     def _set_logical_mesh(self, mesh: ReplicaMesh, partition_rules: Rules | None) -> None:
         self._mesh = mesh
@@ -261,6 +263,12 @@ class StrategyExtended:
             raise ValueError(
                 f"sharding={sharding!r} splits over replicas of one device each; these span "
                 f"{self.mesh.num_logical_devices} logical devices. Leave out one of the two."
+            )
+        if self._reduction.custom is not None:
+            raise ValueError(
+                f"sharding={sharding!r} sends each replica its part of a sum, and "
+                f"{type(self._cross_device_ops).__name__} combines whole values. Leave out one of "
+                "the two."
             )
         self.sharding = sharding
 
@@ -479,6 +487,12 @@ class StrategyExtended:
         stack.require_outside_run(self._container_strategy, "extended.batch_reduce_to")
         op = ReduceOp.parse(reduce_op)
         pairs = list(value_destination_pairs)
+        ops = self._cross_device_ops
+        if ops is not None and self._reduction.custom is not None:
+            hints = experimental_hints if options is None else options
+            if len(pairs) == 1:
+                return [ops.reduce(op, *pairs[0], hints)]
+            return ops.batch_reduce(op, pairs, hints)
         reduction = self._hinted(options, experimental_hints)
         if self.sharding is None:
             return self._reduced_whole(op, pairs, reduction)
@@ -555,6 +569,8 @@ class StrategyExtended:
                 "device. Combine it first with extended.reduce_to."
             )
         value = as_array(tensor, "the tensor of extended.broadcast_to")
+        if self._cross_device_ops is not None:
+            return self._cross_device_ops.broadcast(value, destinations)
         return self._placed(value, destinations)
 
     def _placed(self, value: Any, destinations: Any) -> Any:

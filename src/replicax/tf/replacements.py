@@ -322,9 +322,6 @@ REPLACEMENTS = {
     "tf.distribute*.ParameterServerStrategy": _SERVERS,
     "tf.distribute*.coordinator": _SERVERS,
     "tf.distribute.Server": "`replicax launch`, which starts the processes: docs/launching.md",
-    "tf.distribute.experimental.PreemptionWatcher": (
-        "replicax.experimental.PreemptionCheckpointHandler.is_preempted"
-    ),
     "tf.distribute.experimental.rpc": _SERVERS,
     # -- tf.keras, which is Keras 3 itself ---------------------------------------------------------
     "tf.keras.*": "what Keras 3 has instead: docs/keras.md",

@@ -103,6 +103,8 @@ def reduce_to_all(op: ReduceOp, value: Any, mesh: ReplicaMesh, reduction: Reduct
         packed = value._as_packed()
         is_plain = reduction.is_plain_sum
         total = _total_on_host(op, value, packed, large_only=True) if is_plain else None
+        if reduction.custom is not None:
+            total = reduce_leaf(op, value, None, mesh, reduction)
         if total is None:
             return _launch_reducer(op, [value], [packed], None, reduction)[0]
     else:
@@ -190,6 +192,8 @@ def _reduce_packed(
             rest = [v for v, total in zip(values, here, strict=True) if total is None]
             others = iter(_reduce_packed(op, rest, axis, reduction))
             return [next(others) if total is None else total for total in here]
+    if axis is None and reduction.custom is not None and values[0].mesh.num_replicas > 1:
+        return reduction.custom(op, values)
     totals = _launch_reducer(op, values, packed, axis, reduction)
     return [placement.one_device(total) for total in totals]
 
