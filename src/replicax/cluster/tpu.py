@@ -51,7 +51,7 @@ class TPUSystemMetadata:
     num_cores: int
     num_hosts: int
     num_of_cores_per_host: int
-    topology: None
+    topology: Topology | None
     devices: tuple[Device, ...]
 
 
