@@ -18,6 +18,8 @@ from benchmarks.processes import ROOT, PeerError, environment
 DEADLINE = 120.0
 REPLICAS = (1, 2, 4, 8, 16)
 CACHED_REPLICAS = (2,)
+TRACE = "trace of 4,000 equations"
+TRACED_REPLICAS = (2,)
 STARTS_OF_OTHERS = 3
 """The bounds of peers that take seconds to import are far away."""
 
@@ -46,6 +48,7 @@ def starts(peers: Sequence[str]) -> list[Start]:
     imports = {LIMIT: "import jax", OURS: "import replicax"}
     return [
         Start("import", 1, {peer: imports[peer] for peer in of_jax}),
+        *(Start(TRACE, n, {peer: f"lower {peer}" for peer in of_jax}) for n in TRACED_REPLICAS),
         *(Start("first step", n, programs) for n in REPLICAS),
         *(Start("first step, cached", n, of_jax, is_cached=True) for n in CACHED_REPLICAS),
     ]

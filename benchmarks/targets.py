@@ -119,6 +119,7 @@ RATIOS = (
     Ratio("W4", "", SEVERAL, LIMIT, 1.2),
     Ratio("W4", "", SEVERAL, "tensorflow", 5.0),
     Ratio("W5", "first step", ANY, "tensorflow", 1.7),
+    Ratio("W5", "trace", SEVERAL, LIMIT, 1.3),
     Ratio("W6", "batches", SEVERAL, "tensorflow", 9.0),
     Ratio("W7", "", SEVERAL, LIMIT, 1.05),
     Ratio("W7", "", SEVERAL, "tensorflow", NOT_SLOWER),
@@ -198,7 +199,7 @@ def _differences(cases: dict[tuple[str, str, int], Rows]) -> Iterator[Verdict]:
         least = min(more.values())
         if (workload, variant, replicas) == ("W1", "dispatch", 1):
             yield Verdict("W1 limit", f"{_name(case)}, more", least, AT_MOST, 15.0, "us")
-        if workload == "W5":
+        if workload == "W5" and not variant.startswith("trace"):
             bound = 0.15 if variant == "import" else 0.3
             yield Verdict("W5 limit", f"{_name(case)}, more", least / 1e6, AT_MOST, bound, "s")
         if (workload, variant) == ("W6", "batches"):

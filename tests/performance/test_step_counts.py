@@ -167,6 +167,48 @@ def test_calls_with_arguments_of_one_kind_are_one_trace():
     assert traces == 1
 
 
+def chain(length, weights, x):
+    for _ in range(length // 2):
+        x = x * weights + 1.0
+    return x.sum(0)
+
+
+def lowered_by_hand(length):
+    mesh = jax.make_mesh((2,), ("replica",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def replica(weights, x):
+        return jax.lax.psum(chain(length, weights, x), "replica")
+
+    specs = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("replica")
+    mapped = jax.shard_map(
+        replica, mesh=mesh, in_specs=specs, out_specs=specs[0], axis_names={"replica"}
+    )
+    step = jax.jit(mapped)
+    return python_calls(lambda: step.lower(np.ones(8, np.float32), np.ones((2, 8), np.float32)))
+
+
+def lowered(length):
+    strategy = mirrored(2)
+    with strategy.scope():
+        weights = rx.Variable(np.ones(8, np.float32))
+    batch = strategy.distribute_batch(np.ones((2, 8), np.float32))
+
+    @rx.function
+    def step(x):
+        def replica(x):
+            return rx.get_replica_context().all_reduce("SUM", chain(length, weights.value, x))
+
+        return strategy.run(replica, args=(x,))
+
+    return python_calls(lambda: step.lower(batch))
+
+
+def test_the_trace_of_a_replica_function_is_not_evaluated_again():
+    lowered_by_hand(10), lowered(10)
+    by_hand = lowered_by_hand(1010) - lowered_by_hand(10)
+    assert lowered(1010) - lowered(10) <= 1.3 * by_hand
+
+
 @pytest.mark.parametrize("num_replicas", [1, 2, 8])
 def test_the_number_of_traces_does_not_depend_on_the_replicas(num_replicas):
     training = Training(mirrored(num_replicas), optax.sgd(0.1))

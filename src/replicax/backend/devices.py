@@ -26,7 +26,7 @@ KINDS = ("CPU", "GPU", "TPU")
 # Threads of the CPU client for each virtual device. A program that runs may need one for each
 # device at once, and so may every thread that launches programs without waiting for them (see
 # runahead): those of Replicax count as one such thread, the other is the user's own. Who has more
-# sets NPROC. More threads than cores are not free, docs/performance.md has what they cost.
+# sets NPROC. More threads than cores are not free, docs/measured_results.md has what they cost.
 THREADS_PER_CPU_DEVICE = 3
 
 _SPEC = re.compile(

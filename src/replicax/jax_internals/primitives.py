@@ -10,6 +10,7 @@ them afterwards. `jax.extend.core` has the type, but its package imports Pallas,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from jax._src import core as jax_core
@@ -42,12 +43,16 @@ AXES_OF = {
 }
 """For each primitive that names mesh axes, whether or not it communicates, their parameter."""
 
+_COLLECTIONS = (tuple, list, set, frozenset)
 _LABELS = frozenset({"name"})  # primitives with strings of the user's own
 
 
 def named_axes(eqn: Any) -> tuple[Any, ...]:
     """The mesh axes that an equation names, if its primitive is in the table."""
-    axes = eqn.params.get(AXES_OF.get(eqn.primitive.name), ())
+    parameter = AXES_OF.get(eqn.primitive.name)
+    if parameter is None:
+        return ()
+    axes = eqn.params.get(parameter, ())
     return tuple(axes) if isinstance(axes, tuple | list | set | frozenset) else (axes,)
 
 
@@ -59,11 +64,9 @@ def names_unknown(eqn: Any, axis: str) -> bool:
     name, params = eqn.primitive.name, eqn.params
     if name in AXES_OF:
         return AXES_OF[name] not in params
-    if name in _LABELS or not (
-        _has_effect(eqn, axis) or any(_names(v, axis) for v in params.values())
-    ):
+    if name in _LABELS or not (_has_effect(eqn, axis) or _is_named_in(params, axis)):
         return False
-    return not any(True for _ in sub_jaxprs(params))
+    return not sub_jaxprs(params)
 
 
 def _has_effect(eqn: Any, axis: str) -> bool:
@@ -71,10 +74,16 @@ def _has_effect(eqn: Any, axis: str) -> bool:
     return bool(effects) and jax_core.NamedAxisEffect(axis) in effects
 
 
-def _names(value: Any, axis: str) -> bool:
-    if isinstance(value, tuple | list | set | frozenset):
-        return any(isinstance(item, str) and item == axis for item in value)
-    return isinstance(value, str) and value == axis
+def _is_named_in(params: Mapping[str, Any], axis: str) -> bool:
+    for value in params.values():  # of every equation of a program, so in plain loops
+        if isinstance(value, str):
+            if value == axis:
+                return True
+        elif isinstance(value, _COLLECTIONS):
+            for item in value:
+                if isinstance(item, str) and item == axis:
+                    return True
+    return False
 
 
 def lower_as_identity(primitive: Any) -> None:

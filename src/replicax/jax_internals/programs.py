@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax._src import core as jax_core
 from jax._src import source_info_util
+from jax._src.interpreters.partial_eval import DynamicJaxprTrace, DynamicJaxprTracer
 from jax._src.state.types import AbstractRef
 
 from replicax.jax_internals.traces import is_traced_inside
@@ -31,8 +32,57 @@ InconclusiveDimension = jax_core.InconclusiveDimensionOperation
 
 
 def eval_jaxpr(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
-    """Evaluates a jaxpr in the current trace; `jax.core` no longer documents this."""
+    """Evaluates a jaxpr in the current trace; `jax.core` no longer documents this.
+
+    Where the trace records a program, equations without effects are recorded as they are. JAX
+    would call each primitive, and trace the body of each `shard_map` again.
+    """
+    trace = jax_core.trace_ctx.trace
+    if isinstance(trace, DynamicJaxprTrace) and hasattr(trace, "emit_eqn"):
+        return _recorded(trace, jaxpr, consts, args)
     return jax_core.eval_jaxpr(jaxpr, consts, *args)
+
+
+def _recorded(trace: Any, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    here = source_info_util.current()
+    stack = here.name_stack
+    is_nested = bool(stack.stack)
+    given = [trace.to_jaxpr_tracer(value, here) for value in (*consts, *args)]
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), given, strict=True))
+
+    def tracer_of(atom: Any) -> Any:
+        if type(atom) is Literal:
+            return DynamicJaxprTracer(trace, atom.aval, atom, here)
+        return env[atom]
+
+    for eqn in jaxpr.eqns:
+        values = list(map(tracer_of, eqn.invars))
+        if eqn.effects:
+            with origin_of(eqn):
+                outs = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+            outs = outs if eqn.primitive.multiple_results else [outs]
+        else:
+            source = eqn.source_info
+            if is_nested:
+                source = source.replace(name_stack=stack + source.name_stack)
+            avals = [var.aval for var in eqn.outvars]
+            outs = trace.emit_eqn(
+                values, avals, eqn.primitive, eqn.params, eqn.effects, source, eqn.ctx
+            )
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return list(map(tracer_of, jaxpr.outvars))
+
+
+def call_jaxpr(jaxpr: Any, args: Sequence[Any], name: str) -> list[Any]:
+    """What `jaxpr`, without constants, gives for `args`, as one equation of the current trace.
+
+    It is that of a `jit` inside a `jit`, whose function would have been traced to `jaxpr`.
+    """
+    count = len(jaxpr.outvars)
+    stand_in = jax.jit(lambda *args: (0.0,) * count, keep_unused=True)
+    (eqn,) = jax.make_jaxpr(stand_in)(*args).jaxpr.eqns
+    params = eqn.params | {"jaxpr": ClosedJaxpr(jaxpr, ()), "name": name}
+    return eqn.primitive.bind(*args, **params)
 
 
 def shaped_array(shape: Sequence[int], dtype: Any) -> Any:
@@ -59,12 +109,23 @@ def open_jaxpr(jaxpr: Any) -> Any:
     return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
 
 
-def sub_jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
-    """Every jaxpr among an equation's parameters, also inside tuples, as plain Jaxprs."""
+_BODIES = (Jaxpr, ClosedJaxpr)
+
+
+def _bodies(params: Mapping[str, Any]) -> list[Any]:
+    """Every jaxpr among an equation's parameters, also inside tuples; most have none."""
+    found = []
     for value in params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, Jaxpr | ClosedJaxpr):
-                yield open_jaxpr(item)
+        if isinstance(value, _BODIES):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found += [item for item in value if isinstance(item, _BODIES)]
+    return found
+
+
+def sub_jaxprs(params: Mapping[str, Any]) -> list[Any]:
+    """Every jaxpr among an equation's parameters, also inside tuples, as plain Jaxprs."""
+    return [open_jaxpr(body) for body in _bodies(params)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,12 +168,10 @@ def captured_tracers(jaxpr: Any) -> Iterator[Any]:
     ``custom_vjp`` closes over a tracer.
     """
     for eqn in jaxpr.eqns:
-        for value in eqn.params.values():
-            for item in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(item, ClosedJaxpr):
-                    yield from (c for c in item.consts if isinstance(c, jax_core.Tracer))
-        for body in sub_jaxprs(eqn.params):
-            yield from captured_tracers(body)
+        for body in _bodies(eqn.params):
+            if isinstance(body, ClosedJaxpr):
+                yield from (c for c in body.consts if isinstance(c, jax_core.Tracer))
+            yield from captured_tracers(open_jaxpr(body))
 
 
 def user_line(eqn: Any) -> str:

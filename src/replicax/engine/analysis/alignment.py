@@ -288,7 +288,7 @@ def _signature(step: Step) -> Any:
         return "while"
     if step.name == "cond":
         return "cond", len(params["branches"])
-    if any(True for _ in sub_jaxprs(params)):
+    if sub_jaxprs(params):
         return step.name
     shapes = [(source.aval.shape, source.aval.dtype) for source in step.ins]
     plain = {key: value for key, value in params.items() if not callable(value)}

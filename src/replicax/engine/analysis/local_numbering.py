@@ -294,7 +294,7 @@ class LocalNumbering:
         if name in varying.CALLS and name != "shard_map":  # the rest says how, not what
             return self._param(eqn.params[varying.CALLS[name]])
         # Beside a body, a function among the parameters is where the body was traced from.
-        has_body = any(True for _ in sub_jaxprs(eqn.params))
+        has_body = bool(sub_jaxprs(eqn.params))
         return tuple(
             (key, self._param(value))
             for key, value in sorted(eqn.params.items())

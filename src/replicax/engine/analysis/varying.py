@@ -88,11 +88,14 @@ class StalePredicateError(TraceError):
 def refuse_repeated_writes(jaxpr: Any) -> None:
     """Looks at code of one replica, or outside of replicas, where nothing varies.
 
+    Code of replicas inside is left out: it was looked at when it was traced, and JAX lets no Ref
+    into it.
+
     Raises:
         RematWriteError: ``jax.checkpoint`` contains a write to a Ref made outside of it.
         StalePredicateError: The predicate of a while loop would not see what its body writes.
     """
-    analyse(jaxpr, [False] * len(jaxpr.invars), axis="no axis")
+    _analysed(jaxpr, [False] * len(jaxpr.invars), _Pass(None))
 
 
 def analyse(jaxpr: Any, varying_in: Sequence[bool], *, axis: str) -> list[bool]:
@@ -217,9 +220,10 @@ class _Pass:
         divergent: The first equation found whose predicate varies, or None.
     """
 
-    def __init__(self, axis: str) -> None:
+    def __init__(self, axis: str | None) -> None:
         self.divergent: Any = None
-        self._axis = axis
+        self._goes_into_replicas = axis is not None
+        self._axis = axis or "no axis"
         self._outcomes: dict[tuple[Any, ...], _Outcome] = {}
         self._specials: dict[int, Any] = {}
 
@@ -276,6 +280,8 @@ class _Pass:
         if name == "while":
             return self._run_while(eqn, values, branch)
         if name in CALLS:
+            if name == "shard_map" and not self._goes_into_replicas:
+                return [False] * len(eqn.outvars)
             return self._run_call(eqn, values, branch)
         if name == "optimization_barrier":
             return values

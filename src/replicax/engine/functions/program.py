@@ -197,7 +197,7 @@ def _token_among(outputs: Sequence[Any], jaxpr: Any) -> int:
     computed = {
         variable
         for equation in jaxpr.eqns
-        if equation.primitive.name == "shard_map" or not any(sub_jaxprs(equation.params))
+        if equation.primitive.name == "shard_map" or not sub_jaxprs(equation.params)
         for variable in equation.outvars
         if not jnp.issubdtype(variable.aval.dtype, jax.dtypes.extended)
     }

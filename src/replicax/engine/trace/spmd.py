@@ -36,7 +36,7 @@ from replicax.engine.trace.lockstep import run_in_lockstep
 from replicax.engine.trace.mapping import map_replicas
 from replicax.engine.trace.rewriting import rewritten
 from replicax.engine.trace.whole import asks_for_pieces, kept_whole, without_pieces
-from replicax.jax_internals.programs import ClosedJaxpr, Literal, eval_jaxpr, user_line
+from replicax.jax_internals.programs import ClosedJaxpr, Literal, call_jaxpr, user_line
 from replicax.jax_internals.traces import capture_thread_state
 
 Shape = tuple[int, ...]
@@ -440,7 +440,7 @@ def _run_variants(
     traces: Sequence[_Trace], inputs: list[list[Any]], kind_of_replica: tuple[int, ...]
 ) -> list[Any]:
     if len(traces) == 1:
-        return eval_jaxpr(traces[0].jaxpr, (), *inputs[0])
+        return call_jaxpr(traces[0].jaxpr, inputs[0], "replica")
     first = traces[0]
     num_common = len(first.written) + first.num_uniform
     outs = run_in_lockstep(
