@@ -3,17 +3,22 @@
 import contextlib
 import importlib.metadata
 import json
+import pathlib
+import re
 import socket
+import tomllib
 from collections.abc import Iterator
 
 import jax
 import pytest
 from click.testing import CliRunner, Result
 
-from replicax.cli.doctor import doctor
+from replicax.cli.doctor import EXTRAS, doctor
 from replicax.cluster.addresses import free_ports
 from replicax.cluster.roles import Task
 from replicax.launch.reachability import check_addresses
+
+PYPROJECT = pathlib.Path(__file__).parents[2] / "pyproject.toml"
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +72,19 @@ def test_the_extras_that_install_what_is_missing_are_named(monkeypatch: pytest.M
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     assert "pip install 'replicax[data,checkpoint]'" in invoke().output
+
+
+def test_every_library_that_an_extra_installs_is_known():
+    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    installed = {
+        re.split(r"[<>=\[]", requirement)[0]: extra
+        for extra, requirements in extras.items()
+        for requirement in requirements
+        if extra not in ("demo", "all")
+    }
+    del installed["google-crc32c"]  # of no use without grain
+    assert installed == EXTRAS
 
 
 def test_json_has_everything():

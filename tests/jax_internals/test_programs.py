@@ -12,6 +12,7 @@ from jax import lax
 from replicax.jax_internals.primitives import lower_as_identity
 from replicax.jax_internals.programs import (
     TransposedProduct,
+    call_jaxpr,
     eval_jaxpr,
     is_ref,
     open_jaxpr,
@@ -31,6 +32,39 @@ def test_eval_jaxpr_evaluates_with_constants_and_in_a_trace():
     np.testing.assert_array_equal(outs[0], [0, 3, 6])
     outs = jax.jit(lambda x: eval_jaxpr(closed.jaxpr, closed.consts, x))(4.0)
     assert float(outs[1]) == 5.0
+
+
+def test_eval_jaxpr_records_equations_in_a_trace_as_they_are():
+    def fn(x, y):
+        ref = jax.new_ref(y)  # what has effects is called
+        ref[...] = ref[...] + jnp.sin(x)
+        total, _ = lax.scan(lambda carry, row: (carry + row, row), 0.0, x)
+        return ref[...], total, 2.0
+
+    arrays = jnp.arange(3.0), jnp.ones(3)
+    closed = jax.make_jaxpr(fn)(*arrays)
+    evaluate = lambda *args: eval_jaxpr(closed.jaxpr, closed.consts, *args)  # noqa: E731
+    again = jax.make_jaxpr(evaluate)(*arrays)
+    assert [e.primitive for e in again.eqns] == [e.primitive for e in closed.eqns]
+    assert [user_line(e) for e in again.eqns] == [user_line(e) for e in closed.eqns]
+    assert again.out_avals == closed.out_avals
+    for found, expected in zip(jax.jit(evaluate)(*arrays), jax.jit(fn)(*arrays), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    gradient = jax.jit(jax.grad(lambda x: evaluate(x, arrays[1])[1]))(arrays[0])
+    np.testing.assert_array_equal(gradient, np.ones(3))
+
+
+def test_call_jaxpr_is_one_equation_that_can_be_differentiated_and_mapped():
+    closed = jax.make_jaxpr(lambda x, y: (jnp.sin(x) * y, x))(1.0, 2.0)
+
+    def fn(x):
+        return call_jaxpr(closed.jaxpr, [x, jnp.float32(3.0)], "named")
+
+    (eqn,) = jax.make_jaxpr(fn)(1.0).eqns
+    assert (eqn.primitive.name, eqn.params["name"]) == ("jit", "named")
+    np.testing.assert_allclose(jax.jit(fn)(0.5), [3 * np.sin(0.5), 0.5], rtol=1e-6)
+    derivative = jax.jit(jax.vmap(jax.grad(lambda x: fn(x)[0])))(jnp.arange(2.0))
+    np.testing.assert_allclose(derivative, 3 * np.cos([0, 1]), rtol=1e-6)
 
 
 def test_shaped_array_has_a_strong_type():
