@@ -23,8 +23,12 @@ from replicax.launch.plan import ATTEMPT_VARIABLE
 from replicax.launch.reachability import AddressReport, check_addresses
 
 REQUIRED = ("replicax", "jax", "jaxlib", "numpy", "optax")
-EXTRAS = {"grain": "data", "orbax-checkpoint": "checkpoint", "flax": "flax", "keras": "keras"}
-OPTIONAL = (*EXTRAS, "datasets", "tensorflow", "torch", "ray")
+EXTRAS = {
+    "grain": "data",
+    "orbax-checkpoint": "checkpoint",
+    **{name: name for name in ("flax", "keras", "ray")},
+}
+OPTIONAL = (*EXTRAS, "datasets", "tensorflow", "torch")
 VARIABLES = (
     *("TF_CONFIG", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "NPROC"),
     ATTEMPT_VARIABLE,
