@@ -13,6 +13,12 @@ from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
 from website.contents import tables_of_contents
+from website.pictures.svg import THEMES, variables
+
+STYLE = "".join(
+    f"<style>html[data-theme={theme}] svg.rx{{{variables(theme)}}}</style>" for theme in THEMES
+)
+"""The colours of pictures by the theme of the page, and not of the reader's system."""
 
 
 def _add_tables(app: Sphinx, name: str, source: list[str]) -> None:
@@ -32,10 +38,10 @@ class InlinePictures(SphinxPostTransform):
         for image in list(self.document.findall(nodes.image)):
             path = self.app.srcdir / image["uri"]
             if path.suffix == ".svg" and path.parent.name == "pictures":
-                picture = re.sub(
-                    r"<style>.*?</style>", "", path.read_text("utf-8"), flags=re.DOTALL
-                )
-                image.replace_self(nodes.raw("", picture, format="html"))
+                text = path.read_text("utf-8")
+                picture = re.sub(r"<style>.*?</style>", STYLE, text, flags=re.DOTALL)
+                inline = f'<div class="rx-picture">{picture}</div>'
+                image.replace_self(nodes.raw("", inline, format="html"))
 
 
 class _Output(TextLexer):

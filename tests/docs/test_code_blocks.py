@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.backend.fresh_process import run_fresh
-from tests.docs.pages import LANGUAGES, PAGES, ROOT, blocks_of, page_name
+from tests.docs.pages import LANGUAGES, PAGES, ROOT, TUTORIALS, blocks_of, page_name
 
 LINK = re.compile(r"\[[^\]]+\]\((?P<target>[^)#]+)(?:#[^)]*)?\)")
 README_EXAMPLE_LINES = 20
@@ -70,7 +70,7 @@ def test_every_output_follows_the_block_that_prints_it(path: pathlib.Path):
         assert language != "output" or before == "python"
 
 
-@pytest.mark.parametrize("path", PAGES, ids=page_name)
+@pytest.mark.parametrize("path", [*PAGES, *TUTORIALS], ids=page_name)
 def test_every_link_leads_to_a_file(path: pathlib.Path):
     targets = [match["target"] for match in LINK.finditer(path.read_text(encoding="utf-8"))]
     missing = [target for target in targets if not (path.parent / target).exists()]

@@ -21,6 +21,7 @@ from replicax.core import companions, nest, notices
 from replicax.core.enums import AutoShardPolicy, InputReplicationMode, ReduceOp, ReduceOpLike
 from replicax.core.errors import DistributedValueError, OutOfRangeError
 from replicax.core.options import InputOptions, RunOptions
+from replicax.core.shown import Description
 from replicax.core.tracebacks import fold
 from replicax.core.value_context import ValueContext
 from replicax.engine.contexts import stack
@@ -106,7 +107,7 @@ class Strategy:
         Where there are several workers, it says which of them has each replica.
 
         Returns:
-            The text, in lines.
+            The text, in lines; notebooks show it as HTML.
 
         Example:
             >>> import replicax as rx
@@ -135,7 +136,7 @@ class Strategy:
             title += f", {self._extended.sharding._describe()} split over them"
         pieces = [_piece_row(v) for v in live_variables(self) if is_partitioned(v)]
         head = ("partitioned variable", "shape", "pieces", "on each device")
-        return "\n".join([title, *_table(rows), *(_table([head, *pieces]) if pieces else ())])
+        return Description(title, [rows, [head, *pieces]] if pieces else [rows])
 
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:
         """A context in which this strategy is the current one and creates the variables.
@@ -712,15 +713,6 @@ class Strategy:
         notices.deprecate("Strategy.colocate_vars_with", "Strategy.extended.colocate_vars_with")
         with self.extended.colocate_vars_with(colocate_with_variable):
             yield
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The rows as lines, the cells of a column below one another."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def _piece_row(variable: Variable) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from replicax.backend import collectives, placement, workers
+from replicax.backend import collectives, devices, placement, workers
 from replicax.backend.mesh import ReplicaMesh
 from replicax.core.errors import (
     DeletedValueError,
@@ -26,6 +26,7 @@ from replicax.core.errors import (
     TraceError,
 )
 from replicax.core.nest import NestLeaf
+from replicax.core.shown import as_html
 from replicax.jax_internals import operands
 from replicax.jax_internals.arrays import is_deleted, uncommitted, uncommitted_scalar
 from replicax.jax_internals.traces import concretely
@@ -166,6 +167,9 @@ class PerReplica(RefusedOperators, DistributedValues):
 
     def __repr__(self) -> str:
         return f"PerReplica:{_shown(self.mesh, self.values)}"
+
+    def _repr_html_(self) -> str:
+        return _as_html("PerReplica", self.mesh, self.values)
 
     def _refuse(self, use: str) -> Exception:
         return PerReplicaUseError(
@@ -395,6 +399,9 @@ class Mirrored(ArrayOperators, DistributedValues):
     def __repr__(self) -> str:
         return f"Mirrored:{_shown(self.mesh, self.values)}"
 
+    def _repr_html_(self) -> str:
+        return _as_html("Mirrored", self.mesh, self.values)
+
     @property
     def values(self) -> tuple[jax.Array, ...]:
         """The copies of this worker's replicas, in replica order."""
@@ -481,6 +488,16 @@ def _refuse_deleted(
 def _is_deleted(value: Any) -> bool:
     is_concrete = isinstance(value, jax.Array) and not isinstance(value, Tracer)
     return is_concrete and is_deleted(value)
+
+
+def _as_html(title: str, mesh: ReplicaMesh, values: Sequence[Any]) -> str:
+    """What a notebook shows: a row for each replica of this worker."""
+    names = map(devices.device_name, mesh.local_devices)
+    rows = [
+        (str(replica_id), name, workers.translated(functools.partial(repr, value)))
+        for replica_id, name, value in zip(mesh.local_replicas, names, values, strict=True)
+    ]
+    return as_html(title, [("replica", "device", "value"), *rows])
 
 
 def _shown(mesh: ReplicaMesh, values: Sequence[Any]) -> str:

@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 
+from replicax.backend.devices import device_name
 from replicax.core.errors import ContextError, VariableError
+from replicax.core.shown import as_html
 from replicax.core.typing import Device
 from replicax.engine.contexts import stack
 from replicax.engine.protocols import ExtendedLike
@@ -63,6 +65,17 @@ class DistributedVariable(Variable, DistributedValues):
         first = 0 if self._storage.mesh is None else self._storage.mesh.local_replicas.start
         rows = "\n".join(f"  {index}: {view!r}," for index, view in enumerate(self.values, first))
         return f"{type(self).__name__}:{{\n{rows.rstrip(',')}\n}}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a row for each copy of this worker."""
+        first = 0 if self._storage.mesh is None else self._storage.mesh.local_replicas.start
+        names = map(device_name, self._devices_in_order)
+        rows = [
+            (str(index), name, repr(view))
+            for index, (name, view) in enumerate(zip(names, self.values, strict=True), first)
+        ]
+        title = f"{type(self).__name__} {self.name!r}"
+        return as_html(title, [("replica", "device", "copy"), *rows])
 
     def _copy_id(self) -> int | None:
         """The copy of this worker that code here means, if it means one."""
