@@ -7,6 +7,7 @@ from typing import Any
 
 LIMIT = "hand-written"
 OURS = "replicax"
+KERAS, OUR_KERAS = "keras", "replicax keras"
 CLOSE = (LIMIT, OURS)
 """Peers whose difference is bounded so closely that they are started more often than others."""
 
@@ -37,8 +38,8 @@ PEERS = {
     "auto-sharded": Peer("auto_sharded"),
     "one psum each": Peer("unpacked"),
     "nnx": Peer("nnx_training", ("flax",)),
-    "keras": Peer("keras_fit", ("keras",), variables=(("KERAS_BACKEND", "jax"),), min_runs=40),
-    "keras, ours": Peer(
+    KERAS: Peer("keras_fit", ("keras",), variables=(("KERAS_BACKEND", "jax"),), min_runs=40),
+    OUR_KERAS: Peer(
         "keras_with_replicax", ("keras",), variables=(("KERAS_BACKEND", "jax"),), min_runs=40
     ),
     "tensorflow": Peer("tensorflow_strategy", ("tensorflow",)),
@@ -57,7 +58,7 @@ class Case:
     """Some work on some replicas, by all of its peers at the same time.
 
     Attributes:
-        workload: W1 to W10.
+        workload: W1 to W11.
         replicas: How many.
         variants: Kinds of the work, measured one after the other in the same processes.
         peers: Who does it.
@@ -96,6 +97,7 @@ _NEAR_TENSORFLOW: dict[str, Any] = {
     "starts": 3,
     "close": (*CLOSE, "tensorflow"),
 }
+_KERAS = (KERAS, OUR_KERAS)
 _JAX = (LIMIT, OURS, "pmap", "auto-sharded")
 _IN_TWO = (LIMIT, OURS, "tensorflow", "ddp")
 _REDUCING = (LIMIT, OURS, "tensorflow")
@@ -110,7 +112,7 @@ CASES = (
     ),
     *(
         Case("W2", n, ("momentum", "adam"), (*_JAX, *_others), **_NEAR_TENSORFLOW)
-        for _others in [("nnx", "keras", "keras, ours", "tensorflow", "tensorflow keras", "ddp")]
+        for _others in [("nnx", KERAS, OUR_KERAS, "tensorflow", "tensorflow keras", "ddp")]
         for n in (1, 2, 4)
     ),
     Case(
@@ -143,6 +145,10 @@ CASES = (
         )
     ),
     Case("W9", 2, ("step",), (LIMIT, OURS)),
+    *(
+        Case("W11", n, ("adam",), (KERAS, OUR_KERAS), seconds=0.5, starts=2, close=_KERAS)
+        for n in (1, 2, 4)
+    ),
     *(Case("W10", n, ("replicas",), (LIMIT, OURS)) for n in (1, 2, 4, 8, 16)),
     Case(
         "W10",
@@ -176,4 +182,5 @@ WORKLOADS = {
     "W8": "reduce and all_reduce",
     "W9": "growth of memory over 10,000 steps",
     "W10": "cost against replicas, variables and arguments",
+    "W11": "ConvNet by Keras fit, batch of 128 x 28 x 28",
 }

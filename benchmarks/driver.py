@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks import timing
-from benchmarks.cases import LIMIT, PEERS, Case
+from benchmarks.cases import KERAS, LIMIT, PEERS, Case
 from benchmarks.processes import PeerError, PeerProcesses, ending
 from benchmarks.timing import KINDS
 
@@ -187,13 +187,14 @@ def _grow(peer: PeerProcesses, row: Measurement) -> None:
 
 
 def _compare_values(rows: list[Measurement], name: str, say: Say) -> None:
-    limit = next((row for row in rows if row.peer == LIMIT), None)
-    if limit is None:
+    limits = [row for peer in (LIMIT, KERAS) for row in rows if row.peer == peer]
+    if not limits:
         return
+    limit = limits[0]
     for row in rows:
         row.agrees = math.isclose(row.value, limit.value, rel_tol=TOLERANCE)
         if not row.agrees:
             say(
-                f"{name}: {row.peer} has {row.value:.6g} after its first steps, the hand-written "
-                f"program {limit.value:.6g}. They do not do the same work."
+                f"{name}: {row.peer} has {row.value:.6g} after its first steps, {limit.peer} "
+                f"{limit.value:.6g}. They do not do the same work."
             )

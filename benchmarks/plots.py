@@ -22,7 +22,7 @@ COLORS = {
     "one psum each": "#bf3989",
     "nnx": "#0a7f42",
     "keras": "#cf222e",
-    "keras, ours": "#54aeff",
+    "replicax keras": "#54aeff",
     "tensorflow": "#f0883e",
     "tensorflow keras": "#9a6700",
     "ddp": "#e85aad",

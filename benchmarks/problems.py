@@ -11,6 +11,8 @@ SIZES = (784, 512, 512, 10)
 VOCABULARY, DEPTH, WIDTH, HEADS, LENGTH = 1024, 4, 256, 4, 128
 SMALL = 64
 BATCH_SHAPE = (256, 784)
+PICTURES = (128, 28, 28, 1)
+CHANNELS = (16, 32)
 EMPTY_SIZE = 8
 EMPTY_RATE = 1e-3
 
@@ -20,7 +22,7 @@ class Problem:
     """What is trained, on one global batch over and over.
 
     Attributes:
-        model: mlp, transformer or squares: which loss function.
+        model: mlp, convnet, transformer or squares: which loss function.
         optimizer: sgd, momentum or adam.
         rate: The learning rate.
         params: Initial values, in the order in which the model takes them.
@@ -44,12 +46,16 @@ ADAM = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
 
 
 def problem_of(workload: str, variant: str) -> Problem:
-    """The training problem of W2, W3, W4 and W7."""
+    """The training problem of W2, W3, W4, W7 and W11."""
     if workload == "W3":
         return Problem("transformer", "adam", 1e-3, _transformer(), _tokens())
     if workload == "W4":
         count = int(variant.partition(" ")[0])
         return Problem("squares", "sgd", 1e-3, _small(count), (_images(8, SMALL),))
+    if workload == "W11":
+        digits = np.random.default_rng(2).integers(0, 10, PICTURES[0]).astype(np.int32)
+        pictures = np.random.default_rng(1).random(PICTURES, np.float32)
+        return Problem("convnet", variant, 1e-3, _convnet(), (pictures, digits))
     rate = {"momentum": 1e-2, "adam": 1e-3}[variant]
     labels = np.random.default_rng(2).integers(0, SIZES[-1], BATCH_SHAPE[0]).astype(np.int32)
     return Problem("mlp", variant, rate, _mlp(), (_images(*BATCH_SHAPE), labels))
@@ -65,6 +71,19 @@ def _mlp() -> list[np.ndarray]:
     for rows, columns in itertools.pairwise(SIZES):
         params.append((rng.normal(size=(rows, columns)) / np.sqrt(rows)).astype(np.float32))
         params.append(np.zeros(columns, np.float32))
+    return params
+
+
+def _convnet() -> list[np.ndarray]:
+    """Kernel and bias of two convolutions of 3 x 3, each before a pooling, and of the output."""
+    rng = np.random.default_rng(0)
+    shapes = [(3, 3, *pair) for pair in itertools.pairwise((PICTURES[-1], *CHANNELS))]
+    shapes.append((5 * 5 * CHANNELS[-1], 10))
+    params = []
+    for shape in shapes:
+        scale = np.sqrt(2 / np.prod(shape[:-1]))
+        params.append((rng.normal(size=shape) * scale).astype(np.float32))
+        params.append(np.zeros(shape[-1], np.float32))
     return params
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from benchmarks import timing
-from benchmarks.cases import LIMIT, OURS
+from benchmarks.cases import KERAS, LIMIT, OUR_KERAS, OURS
 from benchmarks.driver import Measurement
 
 NOISY = 0.5
@@ -84,12 +84,13 @@ class Ratio:
     """A bound on a ratio: of Replicax to the limit, or of a peer to Replicax.
 
     Attributes:
-        workload: W1 to W10.
+        workload: W1 to W11.
         variant: The beginning of the variants it is for.
         replicas: For which numbers of replicas.
         peer: The limit, or a peer that has to be slower.
         bound: Of the ratio.
         basis: Always this time; empty to choose.
+        ours: The peer that is Replicax.
     """
 
     workload: str
@@ -98,6 +99,7 @@ class Ratio:
     peer: str
     bound: float
     basis: str = ""
+    ours: str = OURS
 
 
 SEVERAL = (2, 4, 8, 16)
@@ -124,6 +126,7 @@ RATIOS = (
     Ratio("W7", "", SEVERAL, LIMIT, 1.05),
     Ratio("W7", "", SEVERAL, "tensorflow", NOT_SLOWER),
     Ratio("W8", "", SEVERAL, LIMIT, 1.05),
+    *(Ratio(work, "", ANY, KERAS, NOT_SLOWER, ours=OUR_KERAS) for work in ("W2", "W11")),
 )
 
 Rows = dict[str, Measurement]
@@ -167,20 +170,20 @@ def _ratios(cases: dict[tuple[str, str, int], Rows]) -> Iterator[Verdict]:
         workload, variant, replicas = case
         for row in RATIOS:
             fits = row.workload == workload and variant.startswith(row.variant)
-            if not fits or replicas not in row.replicas or not {OURS, row.peer} <= rows.keys():
+            if not fits or replicas not in row.replicas or not {row.ours, row.peer} <= rows.keys():
                 continue
             if row.peer == LIMIT:
-                value, basis = ratio(rows[OURS], rows[LIMIT], row.bound, row.basis)
+                value, basis = ratio(rows[row.ours], rows[LIMIT], row.bound, row.basis)
                 yield Verdict(
                     f"{workload} limit", _name(case), value, AT_MOST, row.bound, basis=basis
                 )
             else:
-                value, basis = ratio(rows[row.peer], rows[OURS], row.bound, row.basis)
-                what = f"{_name(case)}, {row.peer}"
+                value, basis = ratio(rows[row.peer], rows[row.ours], row.bound, row.basis)
+                what = f"{_name(case)}, {row.peer}" + (f" / {row.ours}" if row.ours != OURS else "")
                 best = None
                 if row.bound == NOT_SLOWER:
                     kind = f"{basis}_us"
-                    times = rows[row.peer].rounds[kind], rows[OURS].rounds[kind]
+                    times = rows[row.peer].rounds[kind], rows[row.ours].rounds[kind]
                     best = timing.paired_interval(*times)[1]
                 yield Verdict(
                     f"{workload} peers", what, value, AT_LEAST, row.bound, basis=basis, best=best

@@ -1,4 +1,4 @@
-"""The same training with Keras 3 on JAX: `fit` under `DataParallel`."""
+"""The same training with Keras 3 on JAX: `fit`, and on several devices under `DataParallel`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,8 @@ from benchmarks.worker import Assignment
 
 
 def compiled_model(problem: Problem) -> Any:
-    """The MLP with the initial values of the problem, ready to be fitted."""
-    model = keras.Sequential(
-        [
-            keras.layers.Input((problems.SIZES[0],)),
-            *(keras.layers.Dense(size, "relu") for size in problems.SIZES[1:-1]),
-            keras.layers.Dense(problems.SIZES[-1]),
-        ]
-    )
+    """The model with the initial values of the problem, ready to be fitted."""
+    model = keras.Sequential(_convnet() if problem.model == "convnet" else _mlp())
     model.set_weights(problem.params)
     if problem.optimizer == "adam":
         b1, b2, eps = problems.ADAM.values()
@@ -34,13 +28,29 @@ def compiled_model(problem: Problem) -> Any:
     return model
 
 
+def _mlp() -> list[Any]:
+    return [
+        keras.layers.Input((problems.SIZES[0],)),
+        *(keras.layers.Dense(size, "relu") for size in problems.SIZES[1:-1]),
+        keras.layers.Dense(problems.SIZES[-1]),
+    ]
+
+
+def _convnet() -> list[Any]:
+    layers: list[Any] = [keras.layers.Input(problems.PICTURES[1:])]
+    for channels in problems.CHANNELS:
+        layers += [keras.layers.Conv2D(channels, 3, activation="relu")]
+        layers += [keras.layers.MaxPooling2D(2)]
+    return [*layers, keras.layers.Flatten(), keras.layers.Dense(10)]
+
+
 def fitting(model: Any, problem: Problem) -> Step:
     """Calls `fit`, for one step or for many: one batch after the other from memory."""
     x, y = problem.batch
     size = problem.num_examples
 
     def fit(steps: int) -> float:
-        tiled = np.tile(x, (steps, 1)), np.tile(y, steps)
+        tiled = np.tile(x, (steps, *[1] * (x.ndim - 1))), np.tile(y, steps)
         history = model.fit(*tiled, batch_size=size, epochs=1, verbose=0, shuffle=False)
         return history.history["loss"][-1]
 
@@ -48,12 +58,13 @@ def fitting(model: Any, problem: Problem) -> Step:
 
 
 def train(assignment: Assignment, variant: str) -> Step:
-    """W2."""
+    """W2 and W11; one device is that of plain Keras."""
     problem = problems.problem_of(assignment.workload, variant)
     devices = [f"cpu:{i}" for i in range(assignment.replicas)]
     assert len(devices) <= jax.device_count()
-    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))
+    if len(devices) > 1:
+        keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))
     return fitting(compiled_model(problem), problem)
 
 
-STEPS = {"W2": train}
+STEPS = {"W2": train, "W11": train}

@@ -10,7 +10,7 @@ from benchmarks.worker import Assignment
 
 
 def train(assignment: Assignment, variant: str) -> Step:
-    """W2."""
+    """W2 and W11."""
     problem = problems.problem_of(assignment.workload, variant)
     strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(assignment.replicas)])
     with strategy.scope():
@@ -18,4 +18,4 @@ def train(assignment: Assignment, variant: str) -> Step:
     return fitting(model, problem)
 
 
-STEPS = {"W2": train}
+STEPS = {"W2": train, "W11": train}

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from benchmarks import __main__ as command
 from benchmarks import suite, targets
-from benchmarks.cases import CASES, LIMIT, OURS, PEERS, SMOKE, WORKLOADS, Case
+from benchmarks.cases import CASES, KERAS, LIMIT, OUR_KERAS, OURS, PEERS, SMOKE, WORKLOADS, Case
 from benchmarks.driver import Measurement, measure_case
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def test_results_are_shown_with_what_holds_and_drawn(folder):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--only", "W1,W11", "W11 is not among W1, W2"),
+        ("--only", "W1,W12", "W12 is not among W1, W2"),
         ("--peers", "horovod", "horovod is not among hand-written, replicax"),
         ("--only", ",", "nothing is not among W1"),
     ],
@@ -94,7 +94,8 @@ def test_the_machine_is_described_without_names_of_hosts_or_folders():
 def test_every_workload_has_cases_whose_peers_and_modules_exist():
     assert {case.workload for case in CASES} | {"W5"} == set(WORKLOADS)
     for case in (*CASES, *SMOKE):
-        assert {LIMIT, OURS} <= set(case.peers) <= set(PEERS)
+        pair = {KERAS, OUR_KERAS} if case.workload == "W11" else {LIMIT, OURS}
+        assert pair <= set(case.peers) <= set(PEERS)
     for peer in PEERS.values():
         assert (ROOT / "benchmarks" / "peers" / f"{peer.module}.py").is_file()
 
@@ -129,6 +130,14 @@ def test_not_slower_is_missed_only_where_the_rounds_say_so():
     (verdict,) = targets.verdicts([ours, peer])
     assert not verdict.holds
     assert not verdict.is_undecided
+
+
+def test_keras_under_a_strategy_is_compared_with_keras_alone():
+    ours, peer = row("W11", "adam", 1, OUR_KERAS, 8.0), row("W11", "adam", 1, KERAS, 10.0)
+    (verdict,) = targets.verdicts([ours, peer])
+    assert (verdict.cell, verdict.what) == ("W11 peers", "adam, N=1, keras / replicax keras")
+    assert verdict.value == 1.25
+    assert verdict.holds
 
 
 def test_gross_loss_is_twice_the_limit_by_the_clock_and_by_cpu_time():

@@ -12,14 +12,10 @@ from keras import layers, ops
 from tests.integrations.keras.problem import (
     CLASSES,
     FIT,
-    IMAGES,
-    SEQUENCES,
-    TOKENS,
     WEIGHTS,
     X,
     Y,
     mlp,
-    normal,
 )
 
 Program = Callable[[], tuple[keras.Model, dict[str, Any]]]
@@ -102,60 +98,6 @@ def add_loss() -> Any:
 @feature
 def validation_split() -> Any:
     return fitted(mlp(), validation_split=0.3)
-
-
-@feature
-def several_inputs_and_outputs() -> Any:
-    a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
-    hidden = layers.concatenate([layers.Dense(3)(a), layers.Dense(3)(b)])
-    p = layers.Dense(2, name="p")(hidden)
-    q = layers.Dense(3, activation="softmax", name="q")(hidden)
-    return fitted(
-        keras.Model({"a": a, "b": b}, {"p": p, "q": q}),
-        {"a": X, "b": X * 2},
-        {"p": Y, "q": CLASSES},
-        loss={"p": "mse", "q": "sparse_categorical_crossentropy"},
-        compiled={
-            "loss_weights": {"p": 0.3, "q": 1.0},
-            "metrics": {"p": ["mae"], "q": ["accuracy"]},
-        },
-    )
-
-
-@feature
-def lstm_with_mask() -> Any:
-    model = keras.Sequential(
-        [
-            keras.Input((5,), dtype="int32"),
-            layers.Embedding(7, 4, mask_zero=True),
-            layers.LSTM(4, return_sequences=True),
-            layers.Dense(2),
-        ]
-    )
-    return fitted(model, TOKENS, normal(len(TOKENS), 5, 2), compiled=MAE)
-
-
-@feature
-def convolution() -> Any:
-    model = keras.Sequential(
-        [
-            keras.Input((6, 6, 2)),
-            layers.Conv2D(3, 3, activation="relu"),
-            layers.MaxPooling2D(2),
-            layers.Flatten(),
-            layers.Dense(2),
-        ]
-    )
-    return fitted(model, IMAGES)
-
-
-@feature
-def transformer() -> Any:
-    inputs = keras.Input((5, 3))
-    hidden = layers.Dense(4)(inputs)
-    hidden = layers.LayerNormalization()(hidden + layers.MultiHeadAttention(2, 2)(hidden, hidden))
-    hidden = layers.GlobalAveragePooling1D()(hidden)
-    return fitted(keras.Model(inputs, layers.Dense(2)(hidden)), SEQUENCES)
 
 
 @feature

@@ -4,18 +4,23 @@ The tables are generated from ``keras.layers`` and ``keras.metrics``. What is le
 with the reason.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import keras
 import numpy as np
 import pytest
-from keras import layers
+from flax import linen
+from keras import layers, ops
 
+from tests.integrations.keras.models import CROSS_ENTROPY
 from tests.integrations.keras.problem import mirrored, normal, require_equal
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64"),  # metrics of Keras ask
+    pytest.mark.filterwarnings("ignore:You are passing weight as `float`"),
 ]
 
 ROWS = 6
@@ -51,49 +56,28 @@ LAYER_ARGUMENTS: dict[str, dict[str, Any]] = {
     "GroupNormalization": {"groups": 2},
 }
 
-LEFT_OUT = {
-    "random": "other numbers on every replica: test_fit has a test of them",
-    "per replica": "normalises each replica's part by itself, as documented: test_fit has a test",
-    "abstract": "nothing to compute",
-    "host": "works on strings or with TensorFlow, not in a JAX program",
-    "whole": "needs more than one input, a function or another layer",
-    "cycle": "gives back its input, which a functional model of Keras refuses",
-}
+RANDOM = (
+    *("AlphaDropout", "AugMix", "CutMix", "Dropout", "GaussianDropout"),
+    *("GaussianNoise", "MixUp", "RandAugment", "RandomBrightness"),
+    *("RandomColorDegeneration", "RandomColorJitter", "RandomContrast", "RandomCrop"),
+    *("RandomElasticTransform", "RandomErasing", "RandomFlip", "RandomGaussianBlur"),
+    *("RandomGrayscale", "RandomHue", "RandomInvert", "RandomPerspective"),
+    *("RandomPosterization", "RandomRotation", "RandomSaturation", "RandomSharpness"),
+    *("RandomShear", "RandomTranslation", "RandomZoom", "SpatialDropout1D"),
+    *("SpatialDropout2D", "SpatialDropout3D"),
+)
+"""Other numbers on every replica, as documented; without training they are those of one device."""
+
 LAYERS_LEFT_OUT: dict[str, str] = {
+    "BatchNormalization": "each replica normalises its own part: test_batch_norm has a reference",
+    **dict.fromkeys(("AutoContrast", "Equalization"), "gives back its input, which Keras refuses"),
+    **dict.fromkeys(("Layer", "InputLayer", "Wrapper", "Pipeline"), "nothing to compute"),
     **dict.fromkeys(
         (
-            *("AlphaDropout", "AugMix", "AutoContrast", "CutMix", "Dropout", "GaussianDropout"),
-            *("GaussianNoise", "MixUp", "RandAugment", "RandomBrightness"),
-            *("RandomColorDegeneration", "RandomColorJitter", "RandomContrast", "RandomCrop"),
-            *("RandomElasticTransform", "RandomErasing", "RandomFlip", "RandomGaussianBlur"),
-            *("RandomGrayscale", "RandomHue", "RandomInvert", "RandomPerspective"),
-            *("RandomPosterization", "RandomRotation", "RandomSaturation", "RandomSharpness"),
-            *("RandomShear", "RandomTranslation", "RandomZoom", "SpatialDropout1D"),
-            *("SpatialDropout2D", "SpatialDropout3D"),
+            *("HashedCrossing", "Hashing", "IntegerLookup", "StringLookup", "TextVectorization"),
+            *("MaxNumBoundingBoxes", "TFSMLayer", "TorchModuleWrapper"),
         ),
-        "random",
-    ),
-    "BatchNormalization": "per replica",
-    "Equalization": "cycle",
-    **dict.fromkeys(("Layer", "InputLayer", "Wrapper", "Pipeline"), "abstract"),
-    **dict.fromkeys(
-        (
-            *("CategoryEncoding", "Discretization", "HashedCrossing", "Hashing", "IntegerLookup"),
-            *("StringLookup", "TextVectorization", "JaxLayer", "FlaxLayer", "TorchModuleWrapper"),
-            *("TFSMLayer", "MelSpectrogram", "STFTSpectrogram", "MaxNumBoundingBoxes"),
-        ),
-        "host",
-    ),
-    **dict.fromkeys(
-        (
-            *("Add", "AdditiveAttention", "Attention", "Average"),
-            *("Bidirectional", "Concatenate", "Dot", "Embedding", "GRUCell", "LSTMCell"),
-            *("GroupedQueryAttention", "Lambda", "MaxNumBoundingBoxes"),
-            *("Maximum", "Minimum", "MultiHeadAttention", "Multiply", "RNN", "ReversibleEmbedding"),
-            *("SimpleRNNCell", "SpectralNormalization", "StackedRNNCells", "Subtract"),
-            "TimeDistributed",
-        ),
-        "whole",
+        "works on the host or with another library; tests_adapters has TextVectorization",
     ),
 }
 
@@ -107,8 +91,72 @@ def _classes(module: Any, base: type) -> dict[str, type]:
     }
 
 
+def _pair(x: Any) -> list[Any]:
+    return [x, layers.Activation("tanh")(x)]
+
+
+def _tokens(x: Any) -> Any:
+    return ops.cast(ops.abs(x) * 2, "int32") % 5
+
+
+def _tied(x: Any) -> Any:
+    embedding = layers.ReversibleEmbedding(5, 4)
+    return embedding(embedding(_tokens(x)), reverse=True)
+
+
+def _linear(params: Any, x: Any) -> Any:
+    return x @ params["kernel"]
+
+
+def _first_kernel(key: Any, x: Any) -> Any:
+    return {"kernel": jax.random.normal(key, (x.shape[-1], 3))}
+
+
+class _Linen(linen.Module):
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        return linen.Dense(3)(x)
+
+
+COMPOSED: dict[str, Callable[[Any], Any]] = {
+    **{
+        name: lambda x, name=name: getattr(layers, name)()(_pair(x))
+        for name in (
+            *("Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract"),
+            *("AdditiveAttention", "Attention"),
+        )
+    },
+    "Dot": lambda x: layers.Dot(axes=2)(_pair(x)),
+    "MultiHeadAttention": lambda x: layers.MultiHeadAttention(2, 2)(x, x),
+    "GroupedQueryAttention": lambda x: layers.GroupedQueryAttention(2, 2, 1)(x, x),
+    "Bidirectional": lambda x: layers.Bidirectional(layers.LSTM(3))(x),
+    "TimeDistributed": lambda x: layers.TimeDistributed(layers.Dense(3))(x),
+    "RNN": lambda x: layers.RNN(layers.SimpleRNNCell(3))(x),
+    "SimpleRNNCell": lambda x: layers.RNN(layers.SimpleRNNCell(3), go_backwards=True)(x),
+    "GRUCell": lambda x: layers.RNN(layers.GRUCell(3))(x),
+    "LSTMCell": lambda x: layers.RNN(layers.LSTMCell(3))(x),
+    "StackedRNNCells": lambda x: layers.RNN([layers.LSTMCell(3), layers.GRUCell(2)])(x),
+    "SpectralNormalization": lambda x: layers.SpectralNormalization(layers.Dense(3))(x),
+    "Lambda": lambda x: layers.Lambda(lambda value: value * 2)(x),
+    "Embedding": lambda x: layers.Embedding(5, 3)(_tokens(x)),
+    "ReversibleEmbedding": _tied,
+    "Discretization": lambda x: ops.cast(layers.Discretization([-0.5, 0.0, 0.5])(x), "float32"),
+    "CategoryEncoding": lambda x: layers.CategoryEncoding(5)(_tokens(x[:, 0])),
+    "JaxLayer": lambda x: layers.JaxLayer(_linear, _first_kernel)(x),
+    "FlaxLayer": lambda x: layers.FlaxLayer(_Linen())(x),
+    "MelSpectrogram": lambda x: layers.MelSpectrogram(
+        fft_length=8, sequence_length=8, sequence_stride=4, num_mel_bins=3
+    )(layers.Flatten()(x)),
+    "STFTSpectrogram": lambda x: layers.STFTSpectrogram(frame_length=8, frame_step=4, fft_length=8)(
+        x
+    ),
+}
+"""Layers that take more than one input, another layer, a function or integers, in a model."""
+
 LAYERS = {
-    name: cls for name, cls in _classes(layers, keras.Layer).items() if name not in LAYERS_LEFT_OUT
+    name: cls
+    for name, cls in _classes(layers, keras.Layer).items()
+    if name not in {*LAYERS_LEFT_OUT, *RANDOM, *COMPOSED}
 }
 METRIC_ARGUMENTS: dict[str, dict[str, Any]] = {
     "SensitivityAtSpecificity": {"specificity": 0.5},
@@ -116,22 +164,19 @@ METRIC_ARGUMENTS: dict[str, dict[str, Any]] = {
     "PrecisionAtRecall": {"recall": 0.5},
     "RecallAtPrecision": {"precision": 0.5},
     "MeanRelativeError": {"normalizer": np.full(3, 0.5, "float32")},
+    "IoU": {"num_classes": 2, "target_class_ids": [0, 1]},
+    "MeanIoU": {"num_classes": 2},
+    "OneHotIoU": {"num_classes": 3, "target_class_ids": [0, 2]},
+    "OneHotMeanIoU": {"num_classes": 3},
 }
+OF_CLASSES = (
+    *("SparseCategoricalAccuracy", "SparseCategoricalCrossentropy"),
+    "SparseTopKCategoricalAccuracy",
+)
+"""Metrics whose targets are the numbers of classes."""
 METRICS_LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(("Metric", "MeanMetricWrapper"), "abstract"),
     **dict.fromkeys(("Mean", "Sum"), "not of targets and predictions; every fit uses Mean"),
-    **dict.fromkeys(
-        ("BinaryIoU", "IoU", "MeanIoU", "OneHotIoU", "OneHotMeanIoU"),
-        "not supported yet: a compiled step is refused with a TraceError, see docs/keras.md",
-    ),
-    **dict.fromkeys(
-        (
-            "SparseCategoricalAccuracy",
-            "SparseCategoricalCrossentropy",
-            "SparseTopKCategoricalAccuracy",
-        ),
-        "of targets of another form",
-    ),
 }
 METRICS = {
     name: cls
@@ -161,7 +206,7 @@ def _shape_for(name: str, arguments: dict[str, Any]) -> tuple[int, ...]:
 
 
 def test_no_exception_of_the_tables_is_out_of_date() -> None:
-    assert LAYERS_LEFT_OUT.keys() <= _classes(layers, keras.Layer).keys()
+    assert {*LAYERS_LEFT_OUT, *RANDOM, *COMPOSED} <= _classes(layers, keras.Layer).keys()
     assert METRICS_LEFT_OUT.keys() <= _classes(keras.metrics, keras.Metric).keys()
 
 
@@ -182,18 +227,75 @@ def test_a_step_with_a_layer_is_that_of_one_device(name: str) -> None:
     require_equal(program, mirrored(2))
 
 
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_step_with_a_composed_layer_is_that_of_one_device(name: str) -> None:
+    x, y = normal(ROWS, *SERIES), normal(ROWS, 2, seed=1)
+
+    def program() -> Any:
+        inputs = keras.Input(SERIES)
+        hidden = COMPOSED[name](layers.Dense(4)(inputs))
+        hidden = layers.Flatten()(hidden) if len(hidden.shape) > 2 else hidden
+        model = keras.Model(inputs, layers.Dense(2)(hidden))
+        model.compile("sgd", "mse")
+        return model, model.fit(x, y, batch_size=ROWS, epochs=2, verbose=0).history
+
+    require_equal(program, mirrored(2))
+
+
+RANDOM_ARGUMENTS: dict[str, dict[str, Any]] = {
+    **{name: {"rate": 0.3} for name in RANDOM if "Dropout" in name},
+    **{name: {"factor": 0.3} for name in RANDOM if name.startswith("Random")},
+    "GaussianNoise": {"stddev": 0.3},
+    "RandomCrop": {"height": 4, "width": 4},
+    "RandomFlip": {},
+    "RandomZoom": {"height_factor": 0.2},
+    "RandomTranslation": {"height_factor": 0.2, "width_factor": 0.2},
+    **{name: {} for name in ("RandomElasticTransform", "RandomErasing", "RandomGaussianBlur")},
+    **{name: {} for name in ("RandomColorJitter", "RandomPerspective", "RandomShear")},
+    **{name: {"value_range": (0, 1), "factor": 0.3} for name in ("RandomHue",)},
+}
+RANDOM_SHAPES = {"SpatialDropout1D": SERIES, "SpatialDropout3D": VOLUME}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_a_random_layer_trains_and_then_predicts_what_one_device_does(name: str) -> None:
+    shape = RANDOM_SHAPES.get(name, IMAGE)
+    x = np.random.default_rng(0).uniform(size=(ROWS, *shape)).astype("float32")
+    y = normal(ROWS, 2, seed=1)
+
+    def made() -> keras.Model:
+        layer = getattr(layers, name)(seed=1, **RANDOM_ARGUMENTS.get(name, {}))
+        model = keras.Sequential([keras.Input(shape), layer, layers.Flatten(), layers.Dense(2)])
+        model.compile("sgd", "mse")
+        return model
+
+    with mirrored(2).scope():
+        model = made()
+    history = model.fit(x, y, batch_size=4, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+    plain = made()
+    plain.set_weights(model.get_weights())
+    expected = plain.predict(x, batch_size=4, verbose=0)
+    np.testing.assert_allclose(
+        model.predict(x, batch_size=4, verbose=0), expected, rtol=1e-5, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("name", METRICS)
 def test_a_metric_is_that_of_one_device(name: str) -> None:
     arguments = METRIC_ARGUMENTS.get(name, {})
     random = np.random.default_rng(1)
     x = normal(ROWS + 1, 4)
     y = (random.random((ROWS + 1, 3)) < 0.5).astype("float32")
+    if name in OF_CLASSES:
+        y = random.integers(0, 3, size=ROWS + 1)
     weights = random.uniform(0.5, 2.0, size=ROWS + 1).astype("float32")
 
     def program() -> Any:
         model = keras.Sequential([keras.Input((4,)), layers.Dense(3, activation="sigmoid")])
         metric, weighted = METRICS[name](**arguments), METRICS[name](name="weighted", **arguments)
-        model.compile("sgd", "mse", metrics=[metric], weighted_metrics=[weighted])
+        loss = CROSS_ENTROPY if name in OF_CLASSES else "mse"
+        model.compile("sgd", loss, metrics=[metric], weighted_metrics=[weighted])
         figures = model.evaluate(
             x, y, batch_size=4, sample_weight=weights, verbose=0, return_dict=True
         )

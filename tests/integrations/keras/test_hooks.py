@@ -3,10 +3,13 @@
 A test here fails when a release of Keras moves or renames what a row replaces.
 """
 
+import functools
 import importlib
+import pathlib
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -16,10 +19,11 @@ from keras import layers
 import replicax as rx
 from replicax.integrations.keras import hooks, internals
 from replicax.integrations.keras.variables import StrategyVariable
-from tests.integrations.keras.problem import X, Y, mirrored, mlp
+from tests.integrations.keras.problem import TOKENS, X, Y, mirrored, mlp, normal
 
 loss_functions = importlib.import_module("keras.src.losses.loss")
 adapters = importlib.import_module("keras.src.trainers.data_adapters")
+file_utils = importlib.import_module("keras.src.utils.file_utils")
 
 REPLACED = [
     (keras.Variable, "__new__"),
@@ -46,6 +50,10 @@ REPLACED = [
     (keras.Model, "predict_on_batch"),
     (keras.Model, "save"),
     (keras.Model, "save_weights"),
+    (keras.Model, "export"),
+    (keras.callbacks.BackupAndRestore, "_save_model"),
+    (keras.callbacks.BackupAndRestore, "on_train_end"),
+    (file_utils, "makedirs"),
     (keras.Model, "make_train_function"),
     (keras.Model, "make_test_function"),
     (keras.Model, "make_predict_function"),
@@ -67,6 +75,69 @@ def test_what_is_replaced_is_where_keras_calls_it(owner: object, name: str) -> N
 def test_nothing_else_is_replaced() -> None:
     expected = {(id(_owner(owner, name)), name) for owner, name in REPLACED}
     assert {(id(owner), name) for owner, name in hooks.replaced()} == expected
+
+
+def use_everything(folder: pathlib.Path) -> None:
+    """A program in which Keras comes to every place that is replaced."""
+    strategy = mirrored(2)
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with strategy.scope():
+            model = keras.Sequential(
+                [
+                    keras.Input((5,), dtype="int32"),
+                    layers.Embedding(7, 4, mask_zero=True),
+                    layers.Dropout(0.1),
+                    layers.LSTM(3, return_sequences=True),
+                    layers.Dense(2),
+                ]
+            )
+            model.compile("adam", "mse")  # Keras scales the loss for half floats
+    finally:
+        keras.config.set_dtype_policy("float32")
+    targets = normal(len(TOKENS), 5, 2)
+    backup = keras.callbacks.BackupAndRestore(folder / "backup")
+    model.fit(TOKENS, targets, callbacks=[backup], validation_split=0.3, verbose=0)
+    model.predict(TOKENS, verbose=0)
+    for method in (model.train_on_batch, model.test_on_batch):
+        method(TOKENS, targets)
+    model.predict_on_batch(TOKENS)
+    model.save(folder / "model.keras")
+    with strategy.scope():
+        model = mlp()
+        model.compile("sgd", "mse")
+    model.fit(X, Y, batch_size=8, verbose=0)
+    with mirrored(2).scope():
+        weight = keras.Variable(np.ones(2, "float32"))
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+        optimizer.apply([np.ones(2, "float32")], [weight])
+    keras.optimizers.SGD().apply([np.ones(2, "float32")], [keras.Variable(np.ones(2, "float32"))])
+
+
+def test_keras_still_comes_to_every_place_that_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    seen: set[tuple[int, str]] = set()
+
+    def noting(owner: object, name: str) -> Callable[..., object]:
+        inner = getattr(owner, name)
+
+        @functools.wraps(inner)
+        def noted(*args: object, **kwargs: object) -> object:
+            seen.add((id(owner), name))
+            return inner(*args, **kwargs)
+
+        return staticmethod(noted) if name == "__new__" else noted
+
+    for owner, name in hooks.replaced():
+        monkeypatch.setattr(owner, name, noting(owner, name))
+    use_everything(tmp_path)
+    never = [
+        (owner, name)
+        for owner, name in hooks.replaced()
+        if (id(owner), name) not in seen and name != "export"  # tests_adapters: needs TensorFlow
+    ]
+    assert never == []
 
 
 def test_variables_of_a_scope_are_of_the_strategy_and_others_plain() -> None:
@@ -145,11 +216,19 @@ def test_importing_keras_is_enough_whenever_it_is_imported(order: str) -> None:
     assert done.stdout.split() == ["StrategyVariable", "SourceFileLoader"]
 
 
+UNSUPPORTED = {
+    "numpy": ("KERAS_BACKEND", "numpy", "Set the environment variable KERAS_BACKEND=jax"),
+    "nnx": ("KERAS_NNX_ENABLED", "true", "Unset it before Keras is imported"),
+}
+
+
 @pytest.mark.slow
-def test_keras_on_another_backend_is_refused() -> None:
-    program = """
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_keras_in_a_way_that_cannot_be_distributed_is_refused(name: str) -> None:
+    variable, value, message = UNSUPPORTED[name]
+    program = f"""
         import os
-        os.environ["KERAS_BACKEND"] = "numpy"
+        os.environ["{variable}"] = "{value}"
         import keras, replicax as rx
         keras.Variable(1.0)
         try:
@@ -161,4 +240,4 @@ def test_keras_on_another_backend_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
     )
-    assert "Set the environment variable KERAS_BACKEND=jax" in done.stdout
+    assert message in done.stdout

@@ -1,6 +1,7 @@
 """Every misuse of Keras under a strategy is an error that says what to write instead."""
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 from keras import layers
 
 import replicax as rx
+from replicax.integrations.keras.version import require
 from tests.integrations.keras.problem import FIT, X, Y, mirrored, mlp
+from tests.integrations.keras.styles import Subclassed
 
 
 def _compiled(strategy: rx.Strategy) -> keras.Model:
@@ -85,6 +88,29 @@ def targets_beside_our_dataset() -> None:
     model.fit(strategy.experimental_distribute_dataset(pipeline), Y, verbose=0)
 
 
+def optimizers_of_which_one_scales_the_loss() -> None:
+    with mirrored(2).scope():
+        model = two_optimizers()
+        model.compile("sgd", "mse")
+    model.fit(X, Y, **FIT)
+
+
+def two_optimizers() -> keras.Model:
+    class Two(Subclassed):
+        def train_step(self, state: Any, data: Any) -> Any:
+            weights, others, slots, metrics = state
+            self.optimizer.scale_loss(self.compute_loss(y=data[1], y_pred=data[1] * 2))
+            held = [variable.value for variable in self.other.variables]
+            self.other.stateless_apply(held, weights, weights)
+            return {}, (weights, others, slots, metrics)
+
+    model = Two()
+    model(X[:1])
+    model.other = keras.optimizers.SGD(name="other")
+    model.other.build(model.trainable_variables)
+    return model
+
+
 def weight_assigned_in_a_replica() -> None:
     strategy = mirrored(2)
     with strategy.scope():
@@ -103,6 +129,11 @@ MISUSES: list[tuple[Callable[[], None], type[Exception], str]] = [
     (distribution_of_keras, RuntimeError, r"set_distribution\(None\)"),
     (stateful_rnn, ValueError, "layer 'lstm.*' is stateful.*Use stateful=False"),
     (targets_beside_our_dataset, ValueError, "y cannot be given beside a DistributedDataset"),
+    (
+        optimizers_of_which_one_scales_the_loss,
+        RuntimeError,
+        "'other' applies gradients in a step where only 'sgd.*' called scale_loss",
+    ),
     (weight_assigned_in_a_replica, ValueError, "assign of variable 'weight' inside run"),
 ]
 
@@ -115,3 +146,14 @@ def test_a_misuse_says_what_to_write(
 ) -> None:
     with pytest.raises(kind, match=message):
         misuse()
+
+
+@pytest.mark.parametrize("version", ["2.15.0", "3.11.3"])
+def test_an_older_keras_is_refused(version: str) -> None:
+    with pytest.raises(ImportError, match=f"Keras {version} is too old.*needs Keras 3.12 or newer"):
+        require(version)
+
+
+@pytest.mark.parametrize("version", ["3.12.0", "3.15.1", "4.0.0.dev1"])
+def test_a_newer_keras_is_accepted(version: str) -> None:
+    require(version)

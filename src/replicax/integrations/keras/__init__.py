@@ -19,8 +19,14 @@ Keras 3.12 or newer on its JAX backend.
 What is changed in Keras is in the table in `hooks`.
 """
 
-from replicax.integrations.keras.hooks import install as _install
-from replicax.integrations.keras.ownership import distribute
+import keras as _keras
+
+from replicax.integrations.keras.version import require as _require
+
+_require(_keras.__version__)  # what the other modules import is where Keras has it since then
+
+from replicax.integrations.keras.hooks import install as _install  # noqa: E402
+from replicax.integrations.keras.ownership import distribute  # noqa: E402
 
 __all__ = ["distribute"]
 

@@ -16,7 +16,10 @@ add_variable_from_reference``             is where its weight is
 ``losses.loss.reduce_values, apply_mask`` sums and masked means are those of the whole batch
 ``Trainer.compile``                       its metrics and optimizer are created in the scope
 ``Trainer.fit`` and its sisters           they run in the scope, and check the model first
-``Model.save, save_weights``               all workers call it, the chief's file stays
+``Model.save, save_weights, export``       all workers call it, the chief's file stays
+``BackupAndRestore._save_model,            only the chief has the folder with the backup
+on_train_end``
+``file_utils.makedirs``                    workers may make one folder at the same time
 ``Trainer.make_train_function`` and       a step runs on all replicas
 its sisters
 ``Trainer._get_jax_state``                Keras does not copy the state around
@@ -78,8 +81,11 @@ def install() -> None:
         _replace(keras.Model, method, _in_scope)
     for method in ("evaluate", "predict", "test_on_batch", "predict_on_batch"):
         _replace(keras.Model, method, _leveled)
-    for method in ("save", "save_weights"):
+    for method in ("save", "save_weights", "export"):
         _replace(keras.Model, method, workers.save)
+    _replace(keras.callbacks.BackupAndRestore, "_save_model", workers.save_backup)
+    _replace(keras.callbacks.BackupAndRestore, "on_train_end", workers.delete_backup)
+    _replace(internals.file_utils, "makedirs", workers.make_folder)
     for kind in ("train", "test", "predict"):
         _replace(keras.Model, f"make_{kind}_function", functools.partial(_make_function, kind=kind))
     _replace(keras.Model, "_get_jax_state", _get_state)
@@ -158,7 +164,7 @@ def _of_optimizer(original: Callable[..., Any], optimizer: Any, *args: Any, **kw
 
 
 def _scale_loss(original: Callable[..., Any], optimizer: Any, loss: Any) -> Any:
-    return original(optimizer, shares.weighed_loss(loss))
+    return original(optimizer, shares.weighed_loss(optimizer, loss))
 
 
 def _reduce_values(

@@ -16,10 +16,12 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.config import is_nnx_enabled
 from keras.src.losses import loss as loss_functions
 from keras.src.trainers import data_adapters
+from keras.src.utils import file_utils
 
 __all__ = [
     "data_adapters",
     "defining_class",
+    "file_utils",
     "flat_layers",
     "in_stateless_scope",
     "in_symbolic_scope",

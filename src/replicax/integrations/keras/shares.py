@@ -22,6 +22,7 @@ from typing import Any
 import jax.numpy as jnp
 import keras
 
+from replicax.core.errors import ContextError
 from replicax.engine.contexts.stack import has_strategy
 from replicax.losses import compute_average_loss
 from replicax.strategies.current import get_replica_context
@@ -34,12 +35,12 @@ class ReplicaShare:
     Attributes:
         rows: How many examples the replica has.
         total: How many there are on all replicas.
-        is_weighed: Whether the loss of the step that is being traced has been weighed.
+        weighing: Names of the optimizers whose ``scale_loss`` weighed their loss, by their ids.
     """
 
     rows: int
     total: int
-    is_weighed: bool = False
+    weighing: dict[int, str] = dataclasses.field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -84,23 +85,35 @@ def is_one_of_many() -> bool:
 # -- gradients --------------------------------------------------------------------------------
 
 
-def weighed_loss(loss: Any) -> Any:
-    """The loss of a step, weighed by the replica's share; elsewhere as it is."""
+def weighed_loss(optimizer: Any, loss: Any) -> Any:
+    """The loss that `optimizer` minimises in a step, weighed by the replica's share.
+
+    Elsewhere the loss as it is.
+    """
     share = _local.share
     if share is None or not is_one_of_many():
         return loss
-    share.is_weighed = True
+    share.weighing[id(optimizer)] = optimizer.name
     return loss * share.weight
 
 
-def weighed_gradients(gradients: list[Any]) -> list[Any]:
-    """The gradients of a step whose loss nobody has weighed, weighed instead of it."""
+def weighed_gradients(optimizer: Any, gradients: list[Any]) -> list[Any]:
+    """The gradients of a step whose loss nobody has weighed, weighed instead of it.
+
+    Raises:
+        ContextError: If another optimizer has weighed a loss, and this one has not: whether these
+            are gradients of that loss, or of one of its own, cannot be told.
+    """
     share = _local.share
-    if share is None or share.rows == share.total:
+    if share is None or not is_one_of_many() or id(optimizer) in share.weighing:
         return gradients
-    if share.is_weighed:
-        share.is_weighed = False  # a second optimizer has a loss of its own
-        return gradients
+    if share.weighing:
+        others = " and ".join(repr(name) for name in share.weighing.values())
+        raise ContextError(
+            f"optimizer {optimizer.name!r} applies gradients in a step where only {others} called "
+            "scale_loss, which weighs a loss by the replica's part of the batch. Call scale_loss "
+            "of every optimizer that has a loss of its own, or of none."
+        )
     return [None if g is None else g * share.weight for g in gradients]
 
 
