@@ -168,14 +168,14 @@ def growths(samples: dict[tuple[int, str], list[Sample]]) -> dict[str, dict[str,
     for (_, name), row in samples.items():
         if len(row) < LEAST_SAMPLES:
             continue
-        third = len(row) // 3
+        parts = slice(len(row) // 3), slice(-(len(row) // 3), None)
         known = worst.setdefault(name, {})
         for field in dataclasses.fields(Sample):
-            # A save and a request to the service have a thread while they last, so the least
-            # number counts.
-            usual = statistics.median if field.name == "memory_mb" else min
-            values = [getattr(sample, field.name) for sample in row]
-            growth = usual(values[-third:]) - usual(values[:third])
+            first, last = ([getattr(each, field.name) for each in row[part]] for part in parts)
+            if field.name == "memory_mb":
+                growth = statistics.median(last) - statistics.median(first)
+            else:  # a save and a request to the service have a thread while they last
+                growth = min(last) - max(first)
             known[field.name] = round(max(known.get(field.name, growth), growth), 1)
     return worst
 

@@ -33,14 +33,14 @@ def central(num_replicas: int) -> rx.experimental.CentralStorageStrategy:
     return rx.experimental.CentralStorageStrategy(compute, "CPU:0")
 
 
-def sharded(num_replicas: int) -> rx.MirroredStrategy:
+def sharded(num_devices: int, **options: Any) -> rx.MirroredStrategy:
     """Every trainable variable that has a dim is split, the smallest ones too."""
 
     def split_all(shape: tuple[int, ...], dtype: Any) -> list[int]:
         return [2] * len(shape)
 
     sharding = rx.experimental.Sharding(stage=3, partitioner=split_all)
-    return mirrored(num_replicas, sharding=sharding)
+    return mirrored(num_devices, sharding=sharding, **options)
 
 
 def num_copies(strategy: rx.Strategy) -> int:
@@ -67,6 +67,7 @@ STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
     "mirrored_8": lambda: mirrored(8),
     "sharded_3": lambda: sharded(3),
     "logical_2x2": lambda: mirrored(4, logical_devices=2),
+    "sharded_logical_2x2": lambda: sharded(4, logical_devices=2),
     "central_2": lambda: central(2),
     "central_3": lambda: central(3),
 }

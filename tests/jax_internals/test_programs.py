@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from replicax.jax_internals.primitives import lower_as_identity
+from replicax.jax_internals.primitives import differentiate_as_identity, lower_as_identity
 from replicax.jax_internals.programs import (
     TransposedProduct,
     call_jaxpr,
@@ -151,6 +151,7 @@ def test_a_primitive_that_lowers_as_identity_compiles_to_nothing_and_is_looked_t
     marker_p = jex.Primitive("test_marker")
     marker_p.def_abstract_eval(lambda value, *, label: value)
     lower_as_identity(marker_p)
+    differentiate_as_identity(marker_p)
 
     def marked(x):
         return marker_p.bind(x, label="here") + 1.0
@@ -159,6 +160,7 @@ def test_a_primitive_that_lowers_as_identity_compiles_to_nothing_and_is_looked_t
     np.testing.assert_array_equal(jax.jit(marked)(x), x + 1.0)
     np.testing.assert_array_equal(jax.jit(jax.vmap(marked))(x), x + 1.0)
     assert "marker" not in jax.jit(marked).lower(x).compile().as_text()
+    assert jax.grad(lambda x: 3.0 * marked(x))(2.0) == 3.0
 
 
 def test_a_transposed_product_is_recognised_in_the_innermost_trace_only():

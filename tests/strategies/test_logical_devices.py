@@ -257,12 +257,117 @@ def test_a_collective_of_the_users_own_in_bfloat16_is_refused(pairs, name):
     pairs.run(rx.function(lambda: step(jnp.float32)))
 
 
-def test_jax_refuses_to_place_a_value_on_one_device_of_a_partitioned_program(pairs):
-    alone = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    step = rx.function(lambda x: lax.with_sharding_constraint(x + x, alone))
-    text = r"Received incompatible devices .*sharding_constraint inside jit with device ids \[0\]"
-    with pytest.raises(ValueError, match=text):  # when it does not: assign_to_logical_device can
-        pairs.run(step, args=(pairs.distribute_batch(np.ones(8, np.float32)),))
+# -- assigned to one logical device ------------------------------------------------------------
+
+ROWS = np.arange(32, dtype=np.float32).reshape(16, 2)
+
+
+def conditionals_of(strategy, step):
+    """How many branches the compiled step has, and its result."""
+    fn, batch = rx.function(step), strategy.distribute_batch(ROWS)
+    result = strategy.run(fn, args=(batch,))
+    text = fn.lower_run(strategy, batch).compile().as_text()
+    results = [local(strategy, leaf) for leaf in jax.tree.leaves(result)]
+    return len(re.findall(r" conditional\(", text)), results
+
+
+def towers(x):
+    kernel = jnp.asarray([[1.0, 2.0], [3.0, 4.0]])
+    x = lax.scan(lambda c, _: (jnp.tanh(c @ kernel), None), x, None, length=3)[0]
+    x = lax.while_loop(lambda s: s[1] < 2, lambda s: (jnp.sin(s[0]), s[1] + 1), (x, 0))[0]
+    return jax.nn.relu(x), jax.checkpoint(jnp.cos)(x).astype(jnp.bfloat16), x > 0
+
+
+def repeated_sine(x, assign):
+    return lax.scan(lambda c, _: (assign(jnp.sin(c)), None), x, None, length=2)[0]
+
+
+def exponential(x, assign):
+    return jax.value_and_grad(lambda x: assign(jnp.exp(x)).sum())(x / 8)
+
+
+# What is assigned by `assign`, and how many branches of one device that makes.
+ASSIGNED = {
+    "an operation": (lambda x, assign: assign(jnp.sin(x)) * 2, 1),
+    "a jitted function": (lambda x, assign: assign(jax.jit(towers)(x)), 1),
+    "in a jitted function": (lambda x, assign: jax.jit(lambda x: assign(jnp.sin(x)) * 2)(x), 1),
+    "two, each on its own": (lambda x, assign: assign([jnp.sin(x), jnp.cos(x)]), 2),
+    "in a loop": (repeated_sine, 1),
+    "under a gradient": (exponential, 1),
+    "minus zero": (lambda x, assign: assign(-(x * 0)), 1),
+    "a complex number": (lambda x, assign: assign(lax.complex(x, -x)), 1),
+    "an argument": (lambda x, assign: assign(x), 0),
+}
+
+
+@pytest.mark.parametrize("name", ASSIGNED)
+def test_what_is_assigned_to_a_logical_device_is_a_branch_that_it_takes(layout, name):
+    fn, num_branches = ASSIGNED[name]
+    many, single = layout
+    last = many.extended.mesh.num_logical_devices - 1
+
+    def assign(value):
+        return many.experimental_assign_to_logical_device(value, last)
+
+    found, results = conditionals_of(many, lambda x: fn(x, assign))
+    assert found == num_branches
+    _, expected = conditionals_of(single, lambda x: fn(x, lambda value: value))
+    for got, wanted in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
+        assert got.dtype == wanted.dtype
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+        np.testing.assert_array_equal(np.copysign(1, got.real), np.copysign(1, wanted.real))
+
+
+def test_an_assigned_operation_is_computed_once_for_each_replica(layout):
+    many, _ = layout
+    calls = []
+
+    def twice(x):
+        calls.append(1)
+        return np.asarray(x) * 2
+
+    @rx.function
+    def step(x):
+        y = jax.jit(lambda x: jax.pure_callback(twice, jax.typeof(x), x))(x)
+        return many.experimental_assign_to_logical_device(y, 1)
+
+    result = many.run(step, args=(many.distribute_batch(ROWS),))
+    np.testing.assert_array_equal(np.concatenate(local(many, result)), 2 * ROWS)
+    assert len(calls) == many.num_replicas_in_sync
+
+
+def test_a_gradient_through_a_run_passes_what_is_assigned(pairs):
+    def loss(w):
+        def step(x):
+            return pairs.experimental_assign_to_logical_device(jnp.sin(x * w), 1).sum()
+
+        return pairs.reduce("SUM", pairs.run(step, args=(batch,)), axis=None)
+
+    batch = pairs.distribute_batch(ROWS)
+    gradient = rx.function(jax.grad(loss))(jnp.float32(0.5))
+    np.testing.assert_allclose(gradient, (np.cos(ROWS * 0.5) * ROWS).sum(), rtol=1e-4)
+
+
+def test_a_sum_over_replicas_is_made_by_all_wherever_it_is_assigned(pairs):
+    def step(x):
+        total = rx.get_replica_context().all_reduce("SUM", x.sum())
+        return pairs.experimental_assign_to_logical_device(total, 1) * 1
+
+    found, (totals,) = conditionals_of(pairs, step)
+    assert found == 0
+    np.testing.assert_array_equal(totals, [ROWS.sum()] * 4)
+
+
+def test_in_a_branch_that_some_replicas_take_every_logical_device_computes(pairs):
+    def assigned(x):
+        return pairs.experimental_assign_to_logical_device(jnp.sin(x), 1)
+
+    def step(x):
+        return lax.cond(x.sum() > 100, assigned, lambda x: x, x)
+
+    result = pairs.run(rx.function(step), args=(pairs.distribute_batch(ROWS),))
+    wanted = [np.sin(x) if x.sum() > 100 else x for x in np.split(ROWS, 4)]
+    np.testing.assert_allclose(np.concatenate(local(pairs, result)), np.concatenate(wanted), 1e-5)
 
 
 def test_with_one_logical_device_the_annotations_are_the_identity():

@@ -6,6 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import replicax as rx
@@ -262,5 +263,43 @@ def test_other_strategies_split_too(make):
 def test_what_cannot_be_is_refused():
     with pytest.raises(TypeError, match=r"sharding is 3; expected an experimental\.Sharding"):
         mirrored(2, sharding=3)
-    with pytest.raises(ValueError, match=r"these span 2 logical devices\. Leave out one"):
-        mirrored(4, logical_devices=2, sharding=rx.experimental.Sharding())
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_replicas_of_several_logical_devices_share_what_is_not_cut_over_these(stage):
+    def train(strategy):
+        with strategy.scope():
+            cut = rx.Variable(numbers((4, 8)) / 32, name="cut", partition_dimensions=cuts)
+            whole = rx.Variable(numbers((8, 2)) / 16, name="whole")
+            optimizer = rx.Optimizer(optax.adam(0.1))
+
+        @rx.function
+        def step(x):
+            def loss_fn():
+                return rx.compute_average_loss(jnp.sum(jnp.tanh(x @ cut) @ whole, axis=1) ** 2)
+
+            loss, gradients = rx.value_and_grad(loss_fn, [cut, whole])
+            optimizer.apply_gradients(zip(gradients, [cut, whole], strict=True))
+            return loss
+
+        batch = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+        for size in (6, 4, 5):
+            strategy.run(step, args=(strategy.distribute_batch(batch[:size]),))
+        return cut, whole, optimizer
+
+    cuts = None
+    expected = [v.numpy() for v in train(mirrored(2))[:2]]
+    cuts = [1, 2]
+    sharding = rx.experimental.Sharding(stage=stage)
+    cut, whole, optimizer = train(mirrored(4, logical_devices=2, sharding=sharding))
+
+    np.testing.assert_allclose(cut.numpy(), expected[0], rtol=1e-5)
+    np.testing.assert_allclose(whole.numpy(), expected[1], rtol=1e-5)
+    slot, cut_slot = (optimizer.slots_of(v)["0/mu"] for v in (whole, cut))
+
+    def held(v):  # by each of the four devices
+        return [shard.data.size for shard in v._storage.array.addressable_shards]
+
+    assert held(slot) == [8] * 4  # a half on each replica
+    assert held(whole) == [8 if stage == 3 else 16] * 4
+    assert held(cut) == held(cut_slot) == [16] * 4  # a half on each logical device

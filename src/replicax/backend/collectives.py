@@ -222,13 +222,13 @@ def _sum_over_replicas(array: jax.Array, reduction: Reduction) -> jax.Array:
     return lax.psum(total, REPLICA_AXIS)
 
 
-def _psum(array: jax.Array) -> jax.Array:
+def _psum(array: jax.Array, axes: str | tuple[str, ...] = REPLICA_AXIS) -> jax.Array:
     """The sum over the replicas. XLA cannot add up pieces over an axis of a single replica."""
-    if lax.axis_size(REPLICA_AXIS) == 1:
+    if lax.axis_size(axes) == 1:
         return array
     if not isinstance(array, Tracer):  # psum would multiply: it takes it for the same everywhere,
         array = jnp.copy(array)  # but Python may have chosen it by the replica id
-    return lax.psum(array, REPLICA_AXIS)
+    return lax.psum(array, axes)
 
 
 def gathered(
@@ -251,20 +251,25 @@ def gathered(
 
 def from_first_replica(array: jax.Array) -> jax.Array:
     """Replica 0's value on every replica, bit by bit, in a compiled replica function."""
+    return from_one(array, lax.axis_index(REPLICA_AXIS) == 0, REPLICA_AXIS)
+
+
+def from_one(array: jax.Array, is_there: jax.Array, axes: str | tuple[str, ...]) -> jax.Array:
+    """The value of the device where `is_there` on all devices of the mesh axes, bit by bit."""
     dtype = array.dtype
     if jnp.issubdtype(dtype, jax.dtypes.extended):
-        data = from_first_replica(jax.random.key_data(array))
+        data = from_one(jax.random.key_data(array), is_there, axes)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
     if jnp.issubdtype(dtype, jnp.complexfloating):
-        return lax.complex(from_first_replica(array.real), from_first_replica(array.imag))
+        real, imag = (from_one(part, is_there, axes) for part in (array.real, array.imag))
+        return lax.complex(real, imag)
     if jnp.issubdtype(dtype, jnp.floating):  # whose sum with 0 would lose the sign of -0
         bits = {1: jnp.uint8, 2: jnp.uint16}.get(dtype.itemsize, jnp.uint32)
-        same = from_first_replica(lax.bitcast_convert_type(array, bits))
+        same = from_one(lax.bitcast_convert_type(array, bits), is_there, axes)
         return lax.bitcast_convert_type(same, dtype)
     if dtype.itemsize < 4:
-        return from_first_replica(array.astype(jnp.int32)).astype(dtype)
-    first = lax.axis_index(REPLICA_AXIS) == 0
-    return _psum(jnp.where(first, array, jnp.zeros_like(array)))
+        return from_one(array.astype(jnp.int32), is_there, axes).astype(dtype)
+    return _psum(jnp.where(is_there, array, jnp.zeros_like(array)), axes)
 
 
 def on_all_devices(array: jax.Array, mesh: ReplicaMesh) -> jax.Array:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax._src import core as jax_core
-from jax._src.interpreters import batching, mlir
+from jax._src.interpreters import ad, batching, mlir
 
 from replicax.jax_internals.programs import sub_jaxprs
 
@@ -98,3 +98,8 @@ def lower_as_identity(primitive: Any) -> None:
         return primitive.bind(*args, **params), dims[0]
 
     batching.primitive_batchers[primitive] = batched
+
+
+def differentiate_as_identity(primitive: Any) -> None:
+    """Lets the derivative of a primitive with one operand be that of the identity."""
+    ad.defjvp(primitive, lambda tangent, value, **params: tangent)

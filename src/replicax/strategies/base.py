@@ -27,6 +27,7 @@ from replicax.core.value_context import ValueContext
 from replicax.engine.contexts import stack
 from replicax.engine.functions.function import Function
 from replicax.engine.protocols import DIFFERENT
+from replicax.engine.trace.assigned import assigned
 from replicax.engine.trace.frame import current_frame
 from replicax.input.context import InputContext
 from replicax.input.dataset import DistributedDataset
@@ -557,20 +558,36 @@ class Strategy:
         return nest.map_leaves(lambda leaf: _constrained(leaf, PartitionSpec(), mesh), tensor)
 
     def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
-        """`tensor`, after a check of the id: validated, not placed.
+        """`tensor`, made on one logical device of each replica in a compiled ``run``.
 
-        XLA places the operation that makes it, as any other: it has no layout that is on one
-        device of a partitioned program only.
+        The operation that makes it runs on this device only, and the others get the result from
+        there. So it pays for an operation that is large beside what it makes: a jitted function is
+        one operation. Where it needs other replicas or the host, or where replicas take different
+        branches, every logical device computes it, as it does what is not annotated. In an eager
+        ``run`` the number is only checked.
 
         Args:
             tensor: A value of the replica.
             logical_device_id: The number of a logical device of the replica.
 
         Returns:
-            `tensor`.
+            `tensor`, with its place.
 
         Raises:
             ValueError: If there is no logical device of that number.
+
+        Example:
+            >>> import jax
+            >>> import jax.numpy as jnp
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(logical_devices=4)
+            >>> @rx.function
+            ... def step(x):
+            ...     y = jax.jit(lambda x: jnp.sum(x * x))(x)
+            ...     return strategy.experimental_assign_to_logical_device(y, 3)
+            >>> result = strategy.run(step, args=(jnp.ones((4, 6)),))
+            >>> strategy.experimental_local_results(result)
+            (Array(24., dtype=float32), Array(24., dtype=float32))
         """
         count = self.extended.mesh.num_logical_devices
         is_int = isinstance(logical_device_id, int) and not isinstance(logical_device_id, bool)
@@ -582,7 +599,11 @@ class Strategy:
                 else f"logical_device_id is {logical_device_id!r}; a replica has one logical "
                 "device here, 0."
             )
-        return tensor
+        mesh = self.extended.mesh
+        return nest.map_leaves(
+            lambda leaf: assigned(leaf, logical_device_id) if _has_pieces(leaf, mesh) else leaf,
+            tensor,
+        )
 
     # -- the names of tf.compat.v1 --------------------------------------------------------
     # Each says once what to write instead. What only a graph and a session could do is not here.
@@ -751,8 +772,11 @@ def _split(leaf: Any, pieces: list[int], mesh: ReplicaMesh) -> Any:
 
 
 def _constrained(leaf: Any, spec: PartitionSpec, mesh: ReplicaMesh) -> Any:
+    return lax.with_sharding_constraint(leaf, spec) if _has_pieces(leaf, mesh) else leaf
+
+
+def _has_pieces(leaf: Any, mesh: ReplicaMesh) -> bool:
+    """Whether `leaf` is computed by several logical devices together."""
     frame = current_frame()
     is_replica = frame is not None and frame.in_replica
-    if mesh.num_logical_devices == 1 or not is_replica or not isinstance(leaf, Tracer):
-        return leaf
-    return lax.with_sharding_constraint(leaf, spec)
+    return mesh.num_logical_devices > 1 and is_replica and isinstance(leaf, Tracer)

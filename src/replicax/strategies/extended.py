@@ -250,7 +250,6 @@ class StrategyExtended:
 
         Raises:
             TypeError: If it is no `Sharding`.
-            ValueError: If replicas span several logical devices.
         """
         if sharding is None:
             return
@@ -258,11 +257,6 @@ class StrategyExtended:
             raise TypeError(
                 f"sharding is {sharding!r}; expected an experimental.Sharding, such as "
                 "Sharding(stage=3), or None."
-            )
-        if self.mesh.num_logical_devices > 1:
-            raise ValueError(
-                f"sharding={sharding!r} splits over replicas of one device each; these span "
-                f"{self.mesh.num_logical_devices} logical devices. Leave out one of the two."
             )
         if self._reduction.custom is not None:
             raise ValueError(
@@ -277,7 +271,8 @@ class StrategyExtended:
         if self.sharding is None or variable.strategy is not self._container_strategy:
             return None
         layout = variable._storage.layout
-        if layout is not None or self.sharding.stage == 3 or not variable.trainable:
+        is_cut = variable._storage.spec is not None  # over logical devices, and its slots with it
+        if layout is not None or is_cut or self.sharding.stage == 3 or not variable.trainable:
             return layout
         return self._layout(variable.shape, variable.dtype)
 

@@ -67,7 +67,8 @@ def build(
         partition_dimensions: As given.
         partition_rules: What holds where it was not.
         layout_for: Gives the way to split a variable over the replicas, or None, from its shape,
-            its dtype and whether it is trainable; sync-on-read variables are never split.
+            its dtype and whether it is trainable; sync-on-read variables are never split, nor are
+            those that are cut over logical devices.
     """
     name = "Variable" if name is None else name
     on_read = synchronization is VariableSynchronization.ON_READ
@@ -75,8 +76,9 @@ def build(
     _check_properties(name, value.dtype, synchronization, aggregation, strategy)
     shape = tuple(value.shape)
     trainable = not on_read if trainable is None else bool(trainable)
+    spec = partition_of(partition_dimensions, partition_rules, name, shape, mesh=mesh, home=home)
     layout = None
-    if layout_for is not None and not on_read:
+    if layout_for is not None and not on_read and spec is None:
         layout = layout_for(shape, np.dtype(value.dtype), trainable)
     storage = Storage(
         name,
@@ -85,7 +87,7 @@ def build(
         mesh=mesh,
         home=home,
         per_replica=on_read and mesh is not None,
-        spec=partition_of(partition_dimensions, partition_rules, name, shape, mesh=mesh, home=home),
+        spec=spec,
         layout=layout,
     )
     variable = type.__call__(  # not `Variable(...)`, which asks for the kind

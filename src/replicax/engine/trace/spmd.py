@@ -31,6 +31,7 @@ from replicax.engine.analysis.varying import (
     refuse_repeated_writes,
 )
 from replicax.engine.threads import ReplicaThreads
+from replicax.engine.trace.assigned import evaluated
 from replicax.engine.trace.frame import Frame, StateKey
 from replicax.engine.trace.lockstep import run_in_lockstep
 from replicax.engine.trace.mapping import map_replicas
@@ -409,7 +410,10 @@ def _emit(
             [local[key] for key in trace.frame.entered] + [found[name] for name in trace.names]
             for trace in traces
         ]
-        outs = _run_variants(traces, rows, kind_of_replica)
+        if len(traces) == 1 and mesh.num_logical_devices > 1 and not is_whole:
+            outs = evaluated(first.jaxpr, rows[0], mesh)
+        else:
+            outs = _run_variants(traces, rows, kind_of_replica)
         outs = kept_whole(outs) if is_whole else outs
         num_written = len(first.written)
         shared, own = [], []
