@@ -72,7 +72,8 @@ class _Evaluation:
         def read(atom: Any) -> Any:
             if not isinstance(atom, Literal):
                 return env[atom]
-            return atom.val if self._axes else np.asarray(atom.val, atom.aval.dtype)
+            kind: Any = atom.aval
+            return atom.val if self._axes else np.asarray(atom.val, kind.dtype)
 
         devices = {
             eqn.invars[0]: eqn.params["logical_device_id"]
