@@ -54,7 +54,6 @@ class Drawing:
     """
 
     def __init__(self, title: str, shape: tuple[int, ...], blocks: Sequence[Block]) -> None:
-        """A drawing of `blocks`."""
         self.title = title
         self.shape = shape
         self.blocks = tuple(blocks)

@@ -100,7 +100,7 @@ def test_too_few_files_are_read_whole_under_auto():
 
 
 def test_files_of_a_source_without_files_are_an_error():
-    with pytest.raises(ValueError, match=r"a test stream does not read any\. Use AutoShardPolicy"):
+    with pytest.raises(ValueError, match=r"a test stream is not read file by file\. Use Auto"):
         plan_shards(FILE, stream(), topologies(2)[1])
 
 

@@ -74,7 +74,6 @@ class Workers:
         service_rank: int | None,
         relay: Relay | None = None,
     ) -> None:
-        """Used by `join`."""
         self.rank = rank
         self.names = tuple(names)
         self.timeout_seconds = timeout_seconds

@@ -22,7 +22,6 @@ class Count:
     """
 
     def __init__(self) -> None:
-        """Nothing has been counted."""
         self.value = 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -63,7 +63,6 @@ class VariableEntry:
     kind: ClassVar[str] = "variable"
 
     def __init__(self, variable: Variable) -> None:
-        """An entry for `variable`."""
         self.variable = variable
 
     @property

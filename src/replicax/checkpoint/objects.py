@@ -40,7 +40,6 @@ class Found:
     """
 
     def __init__(self) -> None:
-        """Nothing found yet."""
         self.entries: dict[str, Entry] = {}
         self.empty: dict[str, type] = {}
         self.skipped: list[str] = []

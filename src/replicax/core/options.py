@@ -123,7 +123,6 @@ class CollectiveHints(CommunicationOptions):
     __slots__ = ()
 
     def __init__(self, bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> None:
-        """Hints with these values."""
         super().__init__(bytes_per_pack, timeout_seconds)
 
 

@@ -57,7 +57,6 @@ class FixedShardsPartitioner(Partitioner):
     """
 
     def __init__(self, num_shards: int) -> None:
-        """With `num_shards` partitions."""
         self._num_shards = _positive(num_shards, "num_shards")
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:

@@ -84,7 +84,6 @@ class Storage:
         spec: PartitionSpec | None = None,
         layout: ShardLayout | None = None,
     ) -> None:
-        """Storage without a value."""
         self.name = name
         self.shape = shape
         self.dtype = dtype

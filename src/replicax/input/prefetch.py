@@ -72,7 +72,6 @@ class InTurn(Preparing):
     """Reads when it is asked, and measures whether it should rather read ahead."""
 
     def __init__(self, items: Iterator[HostStep], place: Place, *, may_change: bool) -> None:
-        """Reads `items`."""
         self._items = items
         self._place = place
         self._seconds: list[float] | None = [] if may_change else None
@@ -155,7 +154,6 @@ class Prefetching(Preparing):
     """Reads and places in a thread, never more than `depth` values ahead."""
 
     def __init__(self, items: Iterator[HostStep], place: Place, depth: int) -> None:
-        """Starts to read."""
         self._shared = _Shared(depth)
         self._reader = _Reader(items, place, self._shared)
         weakref.finalize(self, self._shared.close).atexit = False

@@ -111,8 +111,8 @@ def _of_own_files(source: Source, topology: InputTopology) -> Source:
     instead = "Use AutoShardPolicy.DATA, which gives every worker a part of each batch"
     if not isinstance(source, FileSource):
         raise ShardingError(
-            f"AutoShardPolicy.FILE divides files among the workers, but {source.description} does "
-            f"not read any. {instead}."
+            f"AutoShardPolicy.FILE divides files among the workers, but {source.description} is "
+            f"not read file by file. {instead}."
         )
     files, num_workers = source.files, topology.num_workers
     if len(files) < num_workers:

@@ -28,7 +28,6 @@ class BinaryAccuracy(Average):
     """
 
     def __init__(self, name: str | None = None, dtype: Any = None, threshold: float = 0.5) -> None:
-        """Starts with nothing seen."""
         super().__init__(name, dtype)
         self._threshold = threshold
 
@@ -100,7 +99,6 @@ class _TopK(Average):
     """What the two metrics of the `k` highest scores share."""
 
     def __init__(self, k: int = 5, name: str | None = None, dtype: Any = None) -> None:
-        """Starts with nothing seen."""
         super().__init__(name, dtype)
         if k < 1:
             raise MetricError(f"metric {self.name!r} got k={k}; expected at least 1.")

@@ -57,7 +57,6 @@ class AUC(Metric):
         thresholds: Sequence[float] | None = None,
         from_logits: bool = False,
     ) -> None:
-        """Starts with nothing seen."""
         super().__init__(name, dtype)
         self._curve = _one_of("curve", curve.upper(), CURVES, self.name)
         self._method = _one_of(

@@ -15,7 +15,6 @@ class Average(Metric):
     """A weighted mean; subclasses say of what, in `update_state`."""
 
     def __init__(self, name: str | None = None, dtype: Any = None) -> None:
-        """Starts with nothing seen."""
         super().__init__(name, dtype)
         self.total = self.add_state("total")
         self.count = self.add_state("count")

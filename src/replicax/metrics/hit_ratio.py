@@ -25,7 +25,6 @@ class HitRatio(Metric):
         name: str | None = None,
         dtype: Any = None,
     ) -> None:
-        """Starts with nothing seen."""
         super().__init__(name, dtype)
         self._thresholds = checked_thresholds(thresholds, self.name)
         self._is_one = thresholds is None or np.ndim(thresholds) == 0

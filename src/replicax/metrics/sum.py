@@ -26,7 +26,6 @@ class Sum(Metric):
     """
 
     def __init__(self, name: str | None = None, dtype: Any = None) -> None:
-        """Starts at 0."""
         super().__init__(name, dtype)
         self.total = self.add_state("total")
 

@@ -155,7 +155,6 @@ class SGD(_WithLearningRate):
         name: str = "SGD",
         **options: Any,
     ) -> None:
-        """Plain, or with momentum."""
         _check_momentum(momentum)
         steps = [import_optax().trace(decay=momentum, nesterov=nesterov)] if momentum else []
         super().__init__(learning_rate, *steps, name=name, **options)
@@ -190,7 +189,6 @@ class Adam(_WithLearningRate):
         name: str = "Adam",
         **options: Any,
     ) -> None:
-        """With the documented defaults."""
         moments = import_optax().scale_by_adam(b1=beta_1, b2=beta_2, eps=epsilon)
         super().__init__(learning_rate, moments, name=name, **options)
 
@@ -227,7 +225,6 @@ class AdamW(_WithLearningRate):
         name: str = "AdamW",
         **options: Any,
     ) -> None:
-        """With the documented defaults."""
         moments = import_optax().scale_by_adam(b1=beta_1, b2=beta_2, eps=epsilon)
         super().__init__(learning_rate, moments, weight_decay=weight_decay, name=name, **options)
 
@@ -263,7 +260,6 @@ class Nadam(_WithLearningRate):
         name: str = "Nadam",
         **options: Any,
     ) -> None:
-        """With the documented defaults."""
         moments = import_optax().scale_by_adam(b1=beta_1, b2=beta_2, eps=epsilon, nesterov=True)
         super().__init__(learning_rate, moments, name=name, **options)
 
@@ -299,7 +295,6 @@ class RMSprop(_WithLearningRate):
         name: str = "RMSprop",
         **options: Any,
     ) -> None:
-        """With the documented defaults."""
         _check_momentum(momentum)
         optax = import_optax()
         scale = optax.scale_by_stddev if centered else optax.scale_by_rms
@@ -336,7 +331,6 @@ class Adagrad(_WithLearningRate):
         name: str = "Adagrad",
         **options: Any,
     ) -> None:
-        """With the documented defaults."""
         scale = import_optax().scale_by_rss(initial_accumulator_value, eps=epsilon)
         super().__init__(learning_rate, scale, name=name, **options)
 
@@ -374,7 +368,6 @@ class Adafactor(_WithLearningRate):
         name: str = "Adafactor",
         **options: Any,
     ) -> None:
-        """With the documented defaults."""
         optax = import_optax()
         steps = (
             optax.scale_by_factored_rms(
@@ -420,7 +413,6 @@ class Lion(_WithLearningRate):
         name: str = "Lion",
         **options: Any,
     ) -> None:
-        """With the documented defaults."""
         sign = import_optax().scale_by_lion(b1=beta_1, b2=beta_2)
         super().__init__(learning_rate, sign, name=name, **options)
 

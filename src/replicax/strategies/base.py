@@ -67,7 +67,6 @@ class Strategy:
     """
 
     def __init__(self, extended: StrategyExtended) -> None:
-        """Wraps `extended`."""
         self._extended = extended
         # A strategy whose `run` does something of its own must be asked every time.
         has_own_run = type(extended).run is not StrategyExtended.run

@@ -64,7 +64,6 @@ class MirroredStrategy(Strategy):
         partition_rules: Rules | None = None,
         sharding: Sharding | None = None,
     ) -> None:
-        """A strategy on `devices`."""
         super().__init__(
             MirroredExtended(
                 self, devices, cross_device_ops, logical_devices, partition_rules, sharding

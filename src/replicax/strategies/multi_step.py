@@ -174,7 +174,6 @@ class StepPrograms:
     """The compiled steps of one strategy, by the function of the step."""
 
     def __init__(self) -> None:
-        """Nothing compiled yet."""
         self._sites: collections.OrderedDict[Hashable, CallSite | str] = collections.OrderedDict()
 
     def find(self, key: Hashable) -> CallSite | str:

@@ -13,7 +13,6 @@ class OneDeviceExtended(StrategyExtended):
     """One replica on one device."""
 
     def __init__(self, container_strategy: StrategyLike, device: Any) -> None:
-        """Uses `device`."""
         super().__init__(container_strategy)
         self.set_replica_devices([device])
 
@@ -34,5 +33,4 @@ class OneDeviceStrategy(Strategy):
     """
 
     def __init__(self, device: Any) -> None:
-        """A strategy on `device`."""
         super().__init__(OneDeviceExtended(self, device))

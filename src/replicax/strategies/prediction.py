@@ -23,7 +23,6 @@ class Prediction:
     """
 
     def __init__(self, strategy: StrategyLike) -> None:
-        """Nothing predicted yet."""
         self._strategy = strategy
         self._waiting: collections.deque[list[Any]] = collections.deque()
         self._columns: list[list[np.ndarray]] = []

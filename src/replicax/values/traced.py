@@ -93,7 +93,6 @@ class TracedMirrored(Mirrored):
     __slots__ = ()
 
     def __init__(self, mesh: ReplicaMesh, local: jax.Array) -> None:
-        """Wraps `local`."""
         super().__init__(mesh, array=local)
 
     def __repr__(self) -> str:

@@ -22,7 +22,6 @@ class TracedSplit(TracedMirrored):
     __slots__ = ("_layout", "_part", "_trace")
 
     def __init__(self, mesh: ReplicaMesh, part: jax.Array, layout: ShardLayout) -> None:
-        """Wraps `part`."""
         Mirrored.__init__(self, mesh)
         self._part = part
         self._layout = layout

@@ -9,9 +9,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from replicax.core.errors import BatchError
+from replicax.core.enums import AutoShardPolicy
+from replicax.core.errors import BatchError, ShardingError
 from replicax.input.adapters import grain_iter, grain_map
+from replicax.input.sharding import plan_shards
 from replicax.input.source import FileSource, IndexedSource
+from tests.input.pipelines import topologies
 
 NUM_FILES = 3
 PER_FILE = (4, 5, 3)
@@ -48,27 +51,6 @@ def number_of(record):
     return np.int64(struct.unpack("<q", record)[0])
 
 
-def array_record_map(paths):
-    source = grain.sources.ArrayRecordDataSource(paths)
-    return grain.MapDataset.source(source).map(number_of).batch(2)
-
-
-def array_record_shuffled(paths):
-    source = grain.sources.ArrayRecordDataSource(paths)
-    return grain.MapDataset.source(source).seed(1).shuffle().map(number_of).repeat(2).batch(2)
-
-
-def array_record_stream(paths):
-    source = grain.sources.ArrayRecordDataSource(paths)
-    stream = grain.MapDataset.source(source).map(number_of).to_iter_dataset()
-    return stream.filter(lambda x: x % 100 != 1).batch(2)
-
-
-def array_record_chain(paths):
-    source = grain.sources.ArrayRecordDataSource(paths)
-    return grain.MapDataset.source(source).map(number_of).to_iter_dataset().batch(2)
-
-
 def tfrecords_interleaved(paths):
     files = grain.MapDataset.source(paths).map(grain.experimental.TFRecordIterDataset)
     stream = grain.experimental.InterleaveIterDataset(files, cycle_length=2)
@@ -85,10 +67,6 @@ def parquet(paths):
 
 
 PIPELINES = {
-    "ArrayRecord": (array_record_map, write_array_record),
-    "ArrayRecord, shuffled and repeated": (array_record_shuffled, write_array_record),
-    "ArrayRecord as a stream": (array_record_stream, write_array_record),
-    "ArrayRecord as a stream of batches": (array_record_chain, write_array_record),
     "TFRecord from a MapDataset": (tfrecords_interleaved, write_tfrecord),
     "TFRecord from a list": (tfrecords_listed, write_tfrecord),
     "Parquet": (parquet, write_parquet),
@@ -146,35 +124,45 @@ def test_files_that_are_not_read_are_refused(pipeline, tmp_path):
             source.of_files(files)
 
 
-def test_array_records_are_read_by_index_as_well(tmp_path):
-    source = source_of(array_record_map(written(tmp_path, write_array_record)))
-    assert isinstance(source, IndexedSource)
-    part = next(source.open_parts(lambda size: slice(1, 2), epoch=0, start=1))
-    assert part.batch.tolist() == [3]
+def array_records(paths):
+    return grain.MapDataset.source(grain.sources.ArrayRecordDataSource(paths)).map(number_of)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ds: ds.batch(2),
+        lambda ds: ds.to_iter_dataset().batch(2),
+        lambda ds: ds.to_iter_dataset().filter(lambda x: x % 100 != 1).batch(2),
+    ],
+    ids=["by index", "a stream of batches", "a stream"],
+)
+def test_array_record_files_are_divided_by_record(make, tmp_path):
+    source = source_of(make(array_records(written(tmp_path, write_array_record))))
+    assert not isinstance(source, FileSource)
+    with pytest.raises(
+        ShardingError, match=r"Grain \w+Dataset is not read file by file\. Use .*DATA"
+    ):
+        plan_shards(AutoShardPolicy.FILE, source, topologies(2)[1])
+    if isinstance(source, IndexedSource):
+        part = next(source.open_parts(lambda size: slice(1, 2), epoch=0, start=1))
+        assert part.batch.tolist() == [3]
 
 
 @pytest.mark.parametrize(
     ("why", "make"),
     [
-        ("a slice counts records", lambda ds: ds.map(number_of)[:4].batch(2)),
         (
             "a limit counts batches",
-            lambda ds: grain.experimental.LimitIterDataset(ds.to_iter_dataset().batch(2), 3),
+            lambda ds: grain.experimental.LimitIterDataset(ds.batch(2), 3),
         ),
-        ("a mixture has two sources", lambda ds: grain.MapDataset.mix([ds, ds]).batch(2)),
+        ("a mixture has two sources", lambda ds: grain.IterDataset.mix([ds, ds]).batch(2)),
     ],
 )
 def test_a_pipeline_that_means_something_else_over_fewer_files_has_none(why, make, tmp_path):
-    paths = written(tmp_path, write_array_record)
-    dataset = grain.MapDataset.source(grain.sources.ArrayRecordDataSource(paths))
+    dataset = grain.experimental.ParquetIterDataset(written(tmp_path, write_parquet))
+    assert isinstance(source_of(dataset.map(lambda row: row["x"]).batch(2)), FileSource)
     assert not isinstance(source_of(make(dataset)), FileSource)
-
-
-def test_parts_of_array_record_files_cannot_be_divided_by_file(tmp_path):
-    paths = written(tmp_path, write_array_record)
-    source = source_of(array_record_map([f"{paths[0]}[0:1]", *paths[1:]]))
-    with pytest.raises(BatchError, match=r"reads parts of them.*Use AutoShardPolicy\.DATA"):
-        source.of_files((paths[0],))
 
 
 def test_a_file_that_is_read_twice_cannot_be_given_away(tmp_path):

@@ -90,7 +90,6 @@ class LocalNumbering:
     """
 
     def __init__(self) -> None:
-        """Knows no values."""
         self._numbers: dict[Hashable, int] = {}
         self._jaxprs: dict[int, int] = {}
         self._symbols_in: dict[int, int] = {}  # of numbers with symbols: one bit for each of them

@@ -54,7 +54,6 @@ class Captures:
     """The captured values of the functions of a call site, by what else they have captured."""
 
     def __init__(self) -> None:
-        """Nothing seen yet."""
         self._histories: dict[Hashable, _History] = {}
 
     def inputs(self, captured: Captured) -> list[int]:

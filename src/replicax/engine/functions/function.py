@@ -79,7 +79,6 @@ class Function(CompiledCallable, Generic[P, R]):
     def __init__(
         self, python_function: Callable[P, R], input_signature: Any = None, donate: bool = True
     ) -> None:
-        """Wraps `python_function`."""
         functools.update_wrapper(self, python_function)
         self.python_function = python_function
         self._donate = donate

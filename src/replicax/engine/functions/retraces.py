@@ -30,7 +30,6 @@ class Retraces:
     """Counts the programs of each function of a call site."""
 
     def __init__(self) -> None:
-        """Nothing compiled yet."""
         self._counts: collections.Counter[Hashable] = collections.Counter()
         self._last: dict[Hashable, tuple[Any, Mapping[Names, Hashable]]] = {}
 

@@ -55,7 +55,6 @@ class ArraySource(RowsSource):
 
     @property
     def element_spec(self) -> Any:
-        """Known from the arrays."""
         return spec_of(self._arrays, num_examples=self._size_of_each)
 
     def _rows(self, start: int, stop: int) -> Batch:

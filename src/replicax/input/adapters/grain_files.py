@@ -1,6 +1,8 @@
-"""The files that a Grain pipeline reads, and the same pipeline over some of them.
+"""The files that a Grain stream reads, and the same stream over some of them.
 
-With `grain_nodes` the only module that touches private attributes of Grain.
+Grain does not say which files a stream reads, so this and `grain_nodes` are the only modules that
+look at private attributes of Grain. A node that names files is made again by its public
+constructor. ArrayRecord files have no place here: they are read by index, and divided by record.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from replicax.input.adapters.grain_nodes import Node, kind_of, with_parents
 _OVER_ANY_FILES = frozenset(
     {
         "BatchIterDataset",
-        "BatchMapDataset",
         "CacheIterDataset",
         "FilterIterDataset",
         "FilterMapDataset",
@@ -56,8 +57,7 @@ def over_files(dataset: Node, files: Sequence[str]) -> Node:
     """The same pipeline over some of its files.
 
     Raises:
-        BatchError: If there are none, or one that the pipeline does not read, or if it reads
-            parts of ArrayRecord files.
+        BatchError: If there are none, or one that the pipeline does not read.
     """
     known = files_of(dataset)
     if not files or not set(files) <= set(known):
@@ -70,8 +70,6 @@ def over_files(dataset: Node, files: Sequence[str]) -> Node:
 
 def _files_below(node: Node) -> list[str]:
     kind = kind_of(node)
-    if kind == "SourceMapDataset":
-        return _names(node._source.paths) if _is_array_record(node._source) else []
     if kind == "ParquetIterDataset":
         return _names(node._paths)
     if kind == "TFRecordIterDataset":
@@ -105,39 +103,26 @@ def _names(paths: Sequence[Any]) -> list[str]:
     return [os.fsdecode(path) for path in paths]
 
 
-def _is_array_record(source: Any) -> bool:
-    """Whether it is made of paths alone, which a subclass need not be."""
-    return type(source).__name__ == "ArrayRecordDataSource"
-
-
 def _over(node: Node, files: frozenset[str]) -> Node:
     kind = kind_of(node)
     if kind == "SourceMapDataset":
-        return type(node)(_source_over(node._source, files))
+        return type(node)(_kept(node._source, files))
     if kind == "ParquetIterDataset":
         return type(node)(_kept(node._paths, files), **node._read_kwargs)
     if kind == "TFRecordIterDataset":
         return node
     if kind == "InterleaveIterDataset":
-        return _changed(node, _datasets=_interleaved_over(node._datasets, files))
+        return type(node)(
+            _interleaved_over(node._datasets, files),
+            cycle_length=node._cycle_length,
+            num_make_iter_threads=node._num_make_iter_threads,
+            make_iter_buffer_size=node._make_iter_buffer_size,
+            iter_buffer_size=node._iter_buffer_size,
+        )
     parent = _over(node.parents[0], files)
     if kind == "RepeatMapDataset":
         return type(node)(parent, node._num_epochs, reseed_each_epoch=node._reseed_each_epoch)
-    twin = with_parents(node, [parent])
-    return _changed(twin, _length=twin._get_length()) if kind == "BatchMapDataset" else twin
-
-
-def _source_over(source: Any, files: frozenset[str]) -> Any:
-    if not _is_array_record(source):
-        return _kept(source, files)
-    make = type(source)
-    if len(make(source.paths)) != len(source):
-        raise BatchError(
-            f"an ArrayRecordDataSource over the files {_names(source.paths)} reads parts of them, "
-            f"{len(source)} records, so its files cannot be divided among workers. Use "
-            "AutoShardPolicy.DATA, which divides the records."
-        )
-    return make(_kept(source.paths, files))
+    return with_parents(node, [parent])
 
 
 def _interleaved_over(datasets: Any, files: frozenset[str]) -> Any:
@@ -148,9 +133,3 @@ def _interleaved_over(datasets: Any, files: frozenset[str]) -> Any:
 
 def _kept(paths: Sequence[Any], files: frozenset[str]) -> list[Any]:
     return [path for path in paths if os.fsdecode(path) in files]
-
-
-def _changed(node: Node, **attributes: Any) -> Node:
-    twin = with_parents(node, node.parents)
-    twin.__dict__.update(attributes)
-    return twin

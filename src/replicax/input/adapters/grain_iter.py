@@ -23,11 +23,10 @@ from replicax.input.source import INFINITE, UNKNOWN, FileSource, Source
 
 def source_of(dataset: Any, *, auto_shard_policy: AutoShardPolicy | None = None) -> Source:
     """A source of the batches of a `grain.IterDataset`: indexed and of files where it can be."""
-    is_chain = grain_nodes.as_map(dataset) is not None
-    if grain_files.files_of(dataset):
-        kind = GrainChainFileSource if is_chain else GrainIterFileSource
+    if grain_nodes.as_map(dataset) is not None:
+        kind = GrainChainSource
     else:
-        kind = GrainChainSource if is_chain else GrainIterSource
+        kind = GrainIterFileSource if grain_files.files_of(dataset) else GrainIterSource
     return kind(dataset, auto_shard_policy=auto_shard_policy)
 
 
@@ -74,7 +73,6 @@ class GrainIterSource(HostSource):
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy | None:
-        """What the user attached."""
         return self._policy
 
     def _why_unbatched(self) -> str | None:
@@ -123,30 +121,15 @@ class GrainChainSource(GrainMapSource):
         return Reading(iter(grain_nodes.starting_at(self._stream, start)), convert)
 
 
-class _StreamFiles(FileSource):
-    """The files of a stream."""
-
-    _stream: Any
-    _policy: AutoShardPolicy | None
+class GrainIterFileSource(GrainIterSource, FileSource):
+    """Reads a stream of files in order."""
 
     @property
     def files(self) -> tuple[str, ...]:
         """The files that the stream reads."""
-        return grain_files.files_of(self._stream)
+        return grain_files.files_of(self._dataset)
 
     def of_files(self, files: tuple[str, ...]) -> Source:
         """The same stream over these files."""
-        dataset = grain_files.over_files(self._stream, files)
+        dataset = grain_files.over_files(self._dataset, files)
         return source_of(dataset, auto_shard_policy=self._policy)
-
-
-class GrainIterFileSource(_StreamFiles, GrainIterSource):
-    """Reads a stream of files in order."""
-
-    def __init__(self, dataset: Any, *, auto_shard_policy: AutoShardPolicy | None = None) -> None:
-        super().__init__(dataset, auto_shard_policy=auto_shard_policy)
-        self._stream = dataset
-
-
-class GrainChainFileSource(_StreamFiles, GrainChainSource):
-    """Reads a stream over a `MapDataset` of ArrayRecord files."""

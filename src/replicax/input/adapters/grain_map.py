@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from replicax.core.enums import AutoShardPolicy
-from replicax.input.adapters import grain_files, grain_nodes
+from replicax.input.adapters import grain_nodes
 from replicax.input.adapters.host_batch import join_parts, part_of_batch, spec_of
 from replicax.input.adapters.host_source import Convert, HostSource
 from replicax.input.adapters.reading import Reading
@@ -24,10 +24,8 @@ from replicax.input.source import (
     UNKNOWN,
     Batch,
     BatchPart,
-    FileSource,
     IndexedSource,
     PartOf,
-    Source,
 )
 
 
@@ -45,12 +43,7 @@ def source_of(
         read_options: The `grain.ReadOptions` of the threads that read ahead; None reads
             in the thread that takes the batches.
     """
-    kind = GrainMapFileSource if grain_files.files_of(dataset) else GrainMapSource
-    return kind(
-        dataset,
-        auto_shard_policy=auto_shard_policy,
-        read_options=read_options,
-    )
+    return GrainMapSource(dataset, auto_shard_policy=auto_shard_policy, read_options=read_options)
 
 
 class GrainMapSource(HostSource, IndexedSource):
@@ -120,7 +113,6 @@ class GrainMapSource(HostSource, IndexedSource):
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy | None:
-        """What the user attached."""
         return self._policy
 
     def _why_unbatched(self) -> str | None:
@@ -173,20 +165,3 @@ class GrainMapSource(HostSource, IndexedSource):
         if self._read_options is not None:
             return iter(dataset.to_iter_dataset(self._read_options, allow_nones=True))
         return (dataset[index] for index in range(len(dataset)))
-
-
-class GrainMapFileSource(GrainMapSource, FileSource):
-    """Reads a `grain.MapDataset` over ArrayRecord files, in parts or file by file."""
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The ArrayRecord files."""
-        return grain_files.files_of(self._dataset)
-
-    def of_files(self, files: tuple[str, ...]) -> Source:
-        """The same dataset over these files; lengths and shuffles are of their records."""
-        return source_of(
-            grain_files.over_files(self._dataset, files),
-            auto_shard_policy=self._policy,
-            read_options=self._read_options,
-        )

@@ -81,7 +81,6 @@ class _PipelineFacts(Source):
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy | None:
-        """What ``with_options`` attached."""
         return options_of(self._stage)._auto_shard_policy
 
     def open_elements(self, *, epoch: int, start: int) -> Iterator[Any]:

@@ -32,7 +32,6 @@ class RowsSource(IndexedSource):
 
     @property
     def batch_size(self) -> int:
-        """As given."""
         return self._batch_size
 
     @property

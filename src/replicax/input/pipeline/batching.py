@@ -98,7 +98,6 @@ class Batch(OneInput):
 
     @property
     def makes_buffers(self) -> bool:
-        """Batches are stacked."""
         return True
 
     @property
@@ -163,7 +162,6 @@ class PaddedBatch(Batch):
 
     @property
     def is_gathered(self) -> bool:
-        """Looks at single elements."""
         return False
 
     def _combined(self, values: Sequence[elements.Element]) -> elements.Element:
@@ -314,6 +312,5 @@ class Unbatch(OneInput):
         return elements.map_spec(row_of, self.input.spec)
 
     def find_example(self) -> elements.Element:
-        """The first row."""
         rows = elements.rows_of(self.input.example, what="unbatch")
         return rows[0] if rows else elements.blank(self.spec)

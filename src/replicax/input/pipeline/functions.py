@@ -34,11 +34,9 @@ class Map(OneInput):
     num_threads: int = 0
 
     def at(self, epoch: int, position: int) -> elements.Element:
-        """Calls it."""
         return self._apply(self.input.at(epoch, position))
 
     def stream(self, epoch: int) -> Any:
-        """Calls it in order."""
         mapped = as_stream(self.input, epoch).map(self._apply)
         if not self.num_threads:
             return mapped
@@ -122,7 +120,6 @@ class Filter(OneInput):
 
     @property
     def count(self) -> int:
-        """Only reading can tell."""
         return INFINITE if self.input.count == INFINITE else UNKNOWN
 
     def stream(self, epoch: int) -> Any:
@@ -162,7 +159,6 @@ class Enumerate(OneInput):
         return np.int64(self.start + position), self.input.at(epoch, position)
 
     def stream(self, epoch: int) -> Any:
-        """Counts."""
         return as_stream(self.input, epoch).map_with_index(
             lambda index, element: (np.int64(self.start + index), element)
         )
@@ -211,7 +207,6 @@ class Interleave(Stage):
 
     @property
     def count(self) -> int:
-        """Only reading can tell."""
         return UNKNOWN
 
     def stream(self, epoch: int) -> Any:

@@ -70,7 +70,6 @@ class Cache(Choosing):
 
     @property
     def makes_buffers(self) -> bool:
-        """They are held here."""
         return False
 
     def of_files(self, files: tuple[str, ...]) -> Stage:
@@ -100,7 +99,6 @@ class Prefetch(Choosing):
 
     @property
     def read_ahead(self) -> ReadAhead:
-        """At least one thread."""
         if not self.is_indexed:
             return ReadAhead()
         return self.input.read_ahead.joined(ReadAhead(min(1, self.buffer_size), self.buffer_size))
@@ -118,7 +116,6 @@ class WithOptions(Choosing):
     options: Options
 
     def stream(self, epoch: int) -> Any:
-        """As its input."""
         return as_stream(self.input, epoch)
 
 

@@ -56,17 +56,14 @@ class Files(Stage):
 
     @property
     def count(self) -> int:
-        """Only reading can tell."""
         return UNKNOWN
 
     @property
     def rows(self) -> Rows:
-        """Single strings."""
         return Rows(is_batch=False)
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All of them."""
         return self.names
 
     def of_files(self, files: tuple[str, ...]) -> Stage:
@@ -98,7 +95,6 @@ class Files(Stage):
             yield box
 
     def find_spec(self) -> Any:
-        """A string."""
         return TensorSpec((), object)
 
     def find_example(self) -> elements.Element:

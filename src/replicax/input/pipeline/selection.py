@@ -102,7 +102,6 @@ class Slice(Choosing):
 
     @property
     def count(self) -> int:
-        """How many are left."""
         if self.stop is not None and self.start >= self.stop:
             return 0
         if self.input.count == INFINITE and self.stop is not None:
@@ -118,7 +117,6 @@ class Slice(Choosing):
         return None
 
     def stream(self, epoch: int) -> Any:
-        """Counts."""
         if self.count == 0:
             return stream(lambda: iter(()))
         dataset = as_stream(self.input, epoch)
@@ -145,12 +143,10 @@ class Zip(Stage):
 
     @property
     def is_indexed(self) -> bool:
-        """If all are."""
         return all(stage.is_indexed for stage in self.inputs)
 
     @property
     def count(self) -> int:
-        """That of the shortest."""
         counts = [stage.count for stage in self.inputs]
         if UNKNOWN in counts:
             return 0 if 0 in counts else UNKNOWN
@@ -158,18 +154,15 @@ class Zip(Stage):
 
     @property
     def rows(self) -> Rows:
-        """Common if all agree."""
         first, *others = (stage.rows for stage in self.inputs)
         if all(other == first for other in others):
             return first
         return Rows(is_batch=False if False in {r.is_batch for r in (first, *others)} else None)
 
     def at(self, epoch: int, position: int) -> elements.Element:
-        """From each, put together."""
         return self._joined(stage.at(epoch, position) for stage in self.inputs)
 
     def stream(self, epoch: int) -> Any:
-        """Lets Grain zip them."""
         streams = [as_stream(stage, epoch) for stage in self.inputs]
         zipped = require_grain().experimental.ZipIterDataset(streams, strict=False)
         return zipped.map(self._joined)
@@ -179,11 +172,9 @@ class Zip(Stage):
 
     @property
     def is_gatherable(self) -> bool:
-        """If all are."""
         return all(stage.is_gatherable for stage in self.inputs)
 
     def gather(self, epochs: np.ndarray, positions: np.ndarray) -> elements.Element:
-        """From each, put together."""
         return self._joined(stage.gather(epochs, positions) for stage in self.inputs)
 
     def view(self, epoch: int, start: int, stop: int) -> elements.Element | None:
@@ -192,11 +183,9 @@ class Zip(Stage):
         return None if any(view is None for view in views) else self._joined(views)
 
     def find_spec(self) -> Any:
-        """Theirs, put together."""
         return self._joined(stage.spec for stage in self.inputs)
 
     def find_example(self) -> elements.Element:
-        """Theirs, put together."""
         return self._joined(stage.example for stage in self.inputs)
 
 
@@ -206,12 +195,10 @@ class Concatenate(Stage):
 
     @property
     def is_indexed(self) -> bool:
-        """If all are."""
         return all(stage.is_indexed for stage in self.inputs)
 
     @property
     def count(self) -> int:
-        """All together."""
         counts = [stage.count for stage in self.inputs]
         if INFINITE in counts:
             return INFINITE
@@ -230,7 +217,6 @@ class Concatenate(Stage):
 
     @property
     def files(self) -> tuple[str, ...] | None:
-        """The files of all."""
         files: list[str] = []
         for stage in self.inputs:
             if stage.files is None:
@@ -251,12 +237,10 @@ class Concatenate(Stage):
 
     @property
     def is_divisible(self) -> bool:
-        """If all are."""
         return self.is_indexed and all(stage.is_divisible for stage in self.inputs)
 
     @property
     def is_gathered(self) -> bool:
-        """If all are."""
         return self.is_indexed and all(stage.is_gathered for stage in self.inputs)
 
     def part_at(self, epoch: int, position: int, part_of: PartOf) -> BatchPart:
@@ -265,7 +249,6 @@ class Concatenate(Stage):
         return stage.part_at(epoch, place, part_of)
 
     def stream(self, epoch: int) -> Any:
-        """One after another."""
         if self.inputs[0].count == INFINITE:
             return as_stream(self.inputs[0], epoch)
         return stream(lambda: every(as_stream(stage, epoch) for stage in self.inputs))
@@ -288,7 +271,6 @@ class Concatenate(Stage):
         return elements.map_spec(_common, first, second)
 
     def find_example(self) -> elements.Element:
-        """From the first."""
         return self.inputs[0].example
 
 

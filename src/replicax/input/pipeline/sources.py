@@ -50,7 +50,6 @@ class Slices(Stage):
 
     @property
     def rows(self) -> Rows:
-        """Single examples."""
         return Rows(is_batch=False)
 
     def at(self, epoch: int, position: int) -> elements.Element:
@@ -63,7 +62,6 @@ class Slices(Stage):
         return True
 
     def gather(self, epochs: np.ndarray, positions: np.ndarray) -> elements.Element:
-        """Rows of the arrays."""
         return jax.tree_util.tree_map(lambda x: _rows(x, positions), self.arrays)
 
     def view(self, epoch: int, start: int, stop: int) -> elements.Element | None:
@@ -75,11 +73,9 @@ class Slices(Stage):
         return jax.tree_util.tree_map(lambda x: x[start:stop], self.arrays)
 
     def find_spec(self) -> Any:
-        """Known from the arrays."""
         return jax.tree_util.tree_map(lambda x: TensorSpec(x.shape[1:], x.dtype), self.arrays)
 
     def find_example(self) -> elements.Element:
-        """The first row."""
         if not self.length:
             return elements.blank(self.spec)
         return jax.tree_util.tree_map(lambda x: x[0, ...], self.arrays)
@@ -160,7 +156,6 @@ class Single(Stage):
 
     @property
     def count(self) -> int:
-        """One."""
         return 1
 
     @property
@@ -169,15 +164,12 @@ class Single(Stage):
         return Rows(is_batch=None, is_uniform=True)
 
     def at(self, epoch: int, position: int) -> elements.Element:
-        """The element."""
         return self.element
 
     def find_spec(self) -> Any:
-        """Known from the element."""
         return elements.spec_of(self.element)
 
     def find_example(self) -> elements.Element:
-        """The element."""
         return self.element
 
 
@@ -205,11 +197,9 @@ class Numbers(Stage):
 
     @property
     def rows(self) -> Rows:
-        """Single numbers."""
         return Rows(is_batch=False)
 
     def at(self, epoch: int, position: int) -> elements.Element:
-        """Computed from its place."""
         return self.dtype.type(self.values[position])
 
     @property
@@ -222,11 +212,9 @@ class Numbers(Stage):
         return (self.values.start + positions * self.values.step).astype(self.dtype)
 
     def find_spec(self) -> Any:
-        """A scalar."""
         return TensorSpec((), self.dtype)
 
     def find_example(self) -> elements.Element:
-        """Where the range starts."""
         return self.dtype.type(self.values.start)
 
 
@@ -251,12 +239,10 @@ class Generated(Stage):
 
     @property
     def count(self) -> int:
-        """Only reading can tell."""
         return UNKNOWN
 
     @property
     def rows(self) -> Rows:
-        """As declared."""
         return Rows(is_batch=None, is_uniform=self.signature is not None)
 
     def stream(self, epoch: int) -> Any:

@@ -206,35 +206,28 @@ class OneInput(Stage):
 
     @property
     def is_indexed(self) -> bool:
-        """As its input."""
         return self.input.is_indexed
 
     @property
     def count(self) -> int:
-        """As its input."""
         return self.input.count
 
     def find_spec(self) -> Any:
-        """As its input."""
         return self.input.spec
 
     def find_example(self) -> elements.Element:
-        """As its input."""
         return self.input.example
 
     @property
     def rows(self) -> Rows:
-        """As its input."""
         return self.input.rows
 
     @property
     def makes_buffers(self) -> bool:
-        """As its input."""
         return self.input.makes_buffers
 
     @property
     def files(self) -> tuple[str, ...] | None:
-        """As its input."""
         return self.input.files
 
 
@@ -260,21 +253,17 @@ class Choosing(OneInput):
         return epochs, positions
 
     def at(self, epoch: int, position: int) -> elements.Element:
-        """The input's."""
         return self.input.at(*self.locate(epoch, position))
 
     @property
     def is_divisible(self) -> bool:
-        """As its input."""
         return self.is_indexed and self.input.is_divisible
 
     @property
     def is_gathered(self) -> bool:
-        """As its input."""
         return self.is_indexed and self.input.is_gathered
 
     def part_at(self, epoch: int, position: int, part_of: PartOf) -> BatchPart:
-        """The input's."""
         return self.input.part_at(*self.locate(epoch, position), part_of)
 
     def view(self, epoch: int, start: int, stop: int) -> elements.Element | None:
@@ -289,11 +278,9 @@ class Choosing(OneInput):
 
     @property
     def is_gatherable(self) -> bool:
-        """If its input is."""
         return self.is_indexed and self.input.is_gatherable
 
     def gather(self, epochs: np.ndarray, positions: np.ndarray) -> elements.Element:
-        """From its input."""
         return self.input.gather(*self.locate(epochs, positions))
 
 
