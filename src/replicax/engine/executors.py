@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from replicax.core import nest, notices
@@ -39,7 +39,7 @@ def run_on_replicas(
             "gradients inside the replica function."
         )
     options = options or _DEFAULT_OPTIONS
-    _check_options(options, nest.flatten((args, kwargs))[0])
+    _check_options(options, (args, kwargs))
     if frame is not None:
         return run_traced(strategy, fn, args, kwargs, frame=frame, options=options)
     if options.experimental_xla_options:
@@ -51,7 +51,7 @@ def run_on_replicas(
     return run_eagerly(strategy, fn, args, kwargs)
 
 
-def _check_options(options: RunOptions, leaves: Sequence[Any]) -> None:
+def _check_options(options: RunOptions, arguments: Any) -> None:
     """Applies the options that concern arguments."""
     if options.experimental_bucketizing_dynamic_shape:
         notices.notify_once(
@@ -61,7 +61,7 @@ def _check_options(options: RunOptions, leaves: Sequence[Any]) -> None:
         )
     if options.experimental_enable_dynamic_batch_size:
         return
-    for leaf in leaves:
+    for leaf in nest.flatten(arguments)[0]:
         if isinstance(leaf, PerReplica) and leaf._is_uneven:
             raise DistributedValueError(
                 f"components have different shapes {list(leaf.shapes)}, and "

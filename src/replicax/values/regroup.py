@@ -96,9 +96,12 @@ def _common_container(
 
 def select(tree: Any, replica_id: int) -> Any:
     """`tree` as one replica sees it: each distributed value replaced by its component."""
-    return nest.map_leaves(
-        lambda leaf: leaf._select(replica_id) if isinstance(leaf, DistributedValues) else leaf, tree
-    )
+    return nest.map_leaves(lambda leaf: selected(leaf, replica_id), tree)
+
+
+def selected(leaf: Any, replica_id: int) -> Any:
+    """A leaf as one replica sees it."""
+    return leaf._select(replica_id) if isinstance(leaf, DistributedValues) else leaf
 
 
 def agreed(merged: Any, mesh: ReplicaMesh, shared: Mapping[int, int], what: str) -> Any:

@@ -22,7 +22,7 @@ from replicax.engine.trace import epoch
 from replicax.jax_internals.traces import capture_thread_state
 from replicax.values.distributed import ComponentView
 from replicax.values.leaves import Leaf, leaf_kind
-from replicax.values.regroup import regroup, select
+from replicax.values.regroup import regroup, select, selected
 
 
 def run_eagerly(
@@ -64,7 +64,8 @@ def _run_on_threads(
     if threads is None:
         threads = extended._threads = ReplicaThreads(len(local), local.start)
     session = EagerSession(strategy, mesh, threads, extended._reduction)
-    session.remember((args, kwargs))
+    leaves, structure = nest.flatten((args, kwargs))
+    session.remember(leaves)
     contexts = {
         replica_id: ReplicaContext._of(strategy, EagerPeers(session, replica_id), replica_id)
         for replica_id in local
@@ -72,7 +73,8 @@ def _run_on_threads(
     surroundings = capture_thread_state()
 
     def task(replica_id: int) -> Any:
-        own_args, own_kwargs = select((args, kwargs), replica_id)
+        own = [selected(leaf, replica_id) for leaf in leaves]
+        own_args, own_kwargs = nest.unflatten(structure, own)
         entry = stack.Entry(strategy, stack.Mode.REPLICA, contexts[replica_id])
         with (
             surroundings(),
@@ -88,12 +90,11 @@ def _run_on_threads(
         finally:
             for context in contexts.values():
                 context._end()
-        arguments = {id(leaf) for leaf in nest.flatten((args, kwargs))[0]}
         return regroup(
             results,
             mesh,
             find_mirrored=session.find_mirrored,
-            arguments=arguments,
+            arguments=set(map(id, leaves)),
             shared=session.shared,
         )
 
