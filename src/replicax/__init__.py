@@ -62,6 +62,7 @@ from replicax.variables.variable import Variable
 if typing.TYPE_CHECKING:
     from replicax import (
         cluster_resolver,
+        coordinator,
         data,
         experimental,
         integrations,
@@ -81,6 +82,7 @@ if typing.TYPE_CHECKING:
     from replicax.optimizers.carry import carry
     from replicax.optimizers.optimizer import Optimizer
     from replicax.optimizers.trees import assign, values_of, variables_from
+    from replicax.parameter_server.strategy import ParameterServerStrategy
     from replicax.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
     from replicax.strategies.tpu import TPUStrategy
 
@@ -107,6 +109,7 @@ __all__ = [
     "NcclAllReduce",
     "OneDeviceStrategy",
     "Optimizer",
+    "ParameterServerStrategy",
     "PerReplica",
     "PerReplicaSpec",
     "REPLICA_AXIS",
@@ -128,6 +131,7 @@ __all__ = [
     "carry",
     "cluster_resolver",
     "compute_average_loss",
+    "coordinator",
     "data",
     "experimental",
     "experimental_set_strategy",
@@ -164,11 +168,13 @@ _IMPORTED_WHEN_USED = {
     "CheckpointOptions": "replicax.checkpoint.options",
     "MultiWorkerMirroredStrategy": "replicax.strategies.multi_worker_mirrored",
     "Optimizer": "replicax.optimizers.optimizer",
+    "ParameterServerStrategy": "replicax.parameter_server.strategy",
     "TPUStrategy": "replicax.strategies.tpu",
     "assign": "replicax.optimizers.trees",
     "carry": "replicax.optimizers.carry",
     "cluster_resolver": None,
     "compute_average_loss": "replicax.losses",
+    "coordinator": None,
     "data": None,
     "experimental": None,
     "integrations": None,

@@ -12,6 +12,7 @@ from replicax.core.options import (
 from replicax.core.options import CommunicationImplementation as CollectiveCommunication
 from replicax.core.sharding import Sharding
 from replicax.core.value_context import ValueContext
+from replicax.parameter_server.strategy import ParameterServerStrategy
 from replicax.strategies.central_storage import CentralStorageStrategy
 from replicax.strategies.multi_step import MultiStepContext
 from replicax.strategies.multi_worker_mirrored import (
@@ -28,6 +29,7 @@ __all__ = [
     "CommunicationOptions",
     "MultiStepContext",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "Sharding",

@@ -50,6 +50,7 @@ def build(
     partition_dimensions: Layout | None = None,
     partition_rules: PartitionRules = NO_RULES,
     layout_for: LayoutFor | None = None,
+    storage_of: Callable[..., Storage] = Storage,
 ) -> V:
     """A variable on `mesh`, or one copy on `home`, or an undistributed one.
 
@@ -69,6 +70,7 @@ def build(
         layout_for: Gives the way to split a variable over the replicas, or None, from its shape,
             its dtype and whether it is trainable; sync-on-read variables are never split, nor are
             those that are cut over logical devices.
+        storage_of: Makes the storage.
     """
     name = "Variable" if name is None else name
     on_read = synchronization is VariableSynchronization.ON_READ
@@ -80,7 +82,7 @@ def build(
     layout = None
     if layout_for is not None and not on_read and spec is None:
         layout = layout_for(shape, np.dtype(value.dtype), trainable)
-    storage = Storage(
+    storage = storage_of(
         name,
         shape,
         np.dtype(value.dtype),

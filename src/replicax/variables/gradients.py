@@ -12,6 +12,7 @@ from replicax.core import nest
 from replicax.core.errors import VariableError
 from replicax.engine.protocols import variable_of
 from replicax.engine.trace.overrides import overriding
+from replicax.variables.rows import RowUses, tracking
 from replicax.variables.variable import Variable
 
 
@@ -57,13 +58,20 @@ def value_and_grad(
         names = [leaf.name for leaf in leaves]
         raise VariableError(f"value_and_grad got the same variable twice: {names}.")
 
-    def loss_of(values: list[Any]) -> Any:
-        with overriding(leaves, values):
+    uses = {id(leaf): RowUses(leaf) for leaf in leaves if leaf._reads_rows}
+
+    def loss_of(values: list[Any], tokens: list[Any]) -> Any:
+        with overriding(leaves, values), tracking([*uses.values()], tokens):
             return loss_fn()
 
     values = [leaf.read_value() for leaf in leaves]
-    result, gradients = jax.value_and_grad(loss_of, has_aux=has_aux)(values)
-    found = iter(gradients)
+    tokens = [jnp.zeros(()) for _ in uses]
+    differentiate = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=has_aux)
+    result, (gradients, _) = differentiate(values, tokens)
+    found = iter(
+        uses[id(leaf)].gradient(gradient) if id(leaf) in uses else gradient
+        for leaf, gradient in zip(leaves, gradients, strict=True)
+    )
     filled = [next(found) if is_differentiable(leaf) else None for leaf in held]
     return result, nest.unflatten(structure, filled)
 

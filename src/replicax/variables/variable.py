@@ -101,6 +101,7 @@ class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
     )
 
     __signature__: ClassVar[inspect.Signature]
+    _reads_rows: ClassVar[bool] = False  # whether it can read some of its rows by themselves
     _storage: Storage
 
     if TYPE_CHECKING:

@@ -105,6 +105,7 @@ class CallSite:
         owner: weakref.ref[Any] | None = None,
         lifts: bool = False,
         max_programs: int | None = None,
+        program_of: Callable[..., Any] = Program,
     ) -> None:
         """A site without programs; they are compiled when they are first needed.
 
@@ -114,8 +115,11 @@ class CallSite:
                 for a site whose functions come and go.
             lifts: Whether captured values that change become inputs of the programs.
             max_programs: How many are kept; the oldest goes first.
+            program_of: Makes a program, with the methods of `Program` that are used here, of what
+                was traced.
         """
         self._donate = donate
+        self._program_of = program_of
         self._owner = owner
         self._is_input = can_be_input if lifts else None
         self._max_programs = max_programs
@@ -320,7 +324,7 @@ class CallSite:
                     "Create them once: outside the function, or the first time only "
                     "(if self.v is None: self.v = Variable(...))."
                 )
-        return Program(traced, name=_plain_name(fn), donate=self._donate)
+        return self._program_of(traced, name=_plain_name(fn), donate=self._donate)
 
 
 def _targets_in(key: Any) -> Iterator[Any]:

@@ -46,7 +46,7 @@ class TracedFunction:
     """What tracing a function gave.
 
     Attributes:
-        jaxpr: The program, over state, then arguments; writes, then results.
+        jaxpr: The program, over state, then arguments; writes, then results, then what was emitted.
         consts: Its constants.
         frame: The state it touched.
         results: For each leaf of the result an index of an output and how to
@@ -57,7 +57,7 @@ class TracedFunction:
     jaxpr: Any
     consts: Sequence[Any]
     frame: Frame
-    results: list[_Output | _Object]
+    results: list[_Output | TracedObject]
     structure: Any
     num_outputs: int
 
@@ -98,7 +98,7 @@ class _Output:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Object:
+class TracedObject:
     """A leaf of the result that is known while tracing."""
 
     value: Any
@@ -128,9 +128,10 @@ def trace_function(
             outputs: list[Any] = []
             results = [_classify(leaf, outputs) for leaf in leaves]
             initial = [value for _, value in frame.created if value is not None]
+            emitted = [value for _, value in frame.emitted]
             written = frame.written_values()
         box.extend((results, structure, len(outputs)))
-        return written, outputs, initial
+        return written, outputs, emitted, initial
 
     closed = jax.make_jaxpr(traced)(*arrays)
     results, structure, num_outputs = box
@@ -143,7 +144,7 @@ def trace_function(
     return traced_function
 
 
-def _classify(leaf: Any, outputs: list[Any]) -> _Output | _Object:
+def _classify(leaf: Any, outputs: list[Any]) -> _Output | TracedObject:
     match leaf_kind(leaf):
         case Leaf.PER_REPLICA if leaf._is_traced:
             outputs.append(leaf._as_packed())
@@ -154,7 +155,7 @@ def _classify(leaf: Any, outputs: list[Any]) -> _Output | _Object:
         case Leaf.TRACER | Leaf.HOST_ARRAY:
             outputs.append(jnp.asarray(leaf))
             return _Output(len(outputs) - 1, None, None, False)
-    return _Object(leaf)
+    return TracedObject(leaf)
 
 
 def initial_values(traced: TracedFunction, arrays: Sequence[Any]) -> None:
@@ -249,7 +250,7 @@ class Program:
         self._structure = traced.structure
         self._results = traced.results
         self.returns_arguments = any(
-            isinstance(result, _Object) and isinstance(result.value, PassedThrough)
+            isinstance(result, TracedObject) and isinstance(result.value, PassedThrough)
             for result in traced.results
         )
         self.mesh = traced.mesh
@@ -388,7 +389,7 @@ class Program:
         first = -self._num_results
         wraps = [
             (None, result.value)
-            if isinstance(result, _Object)
+            if isinstance(result, TracedObject)
             else (self._wrapper(outputs[first + result.index], result), first + result.index)
             for result in self._results
         ]

@@ -140,6 +140,7 @@ class Frame:
         cells: The touched state.
         entered: The part of it that came from outside the trace: the inputs.
         created: Whatever the caller created while tracing, for the caller.
+        emitted: What the program gives beside its results: what for, as `emit` was told, and what.
         exchange: Gives the values of all variants of this trace; there is usually one.
         meshes: The meshes used by the program, for the caller.
         compiler_options: Options for the program, for the caller.
@@ -153,6 +154,7 @@ class Frame:
         self.cells: dict[StateKey, Cell] = {}
         self.entered: list[StateKey] = []
         self.created: list[Any] = []
+        self.emitted: list[tuple[Any, Any]] = []
         self.exchange: Callable[[Any], list[Any]] = lambda value: [value]
         self.meshes: list[Any] = []
         self.compiler_options: dict[str, Any] = {}
@@ -242,6 +244,29 @@ class Frame:
             cell.value = value
         else:
             cell.ref[...] = value
+
+    def emit(self, purpose: Any, value: Any, what: str) -> int:
+        """Makes `value` an output of the program beside its results.
+
+        Args:
+            purpose: What it is for, for who started the trace.
+            value: The value; no gradient flows through it.
+            what: What to call it in an error.
+
+        Returns:
+            Its place in `emitted`.
+
+        Raises:
+            TraceError: In an inner trace, where it may be computed any number of times.
+        """
+        if not self.is_own_level() or is_batching(until=self._base):
+            raise TraceError(
+                f"{what} was reached inside jax.jit, lax.scan, lax.cond, jax.vmap or a similar "
+                "transformation, and has to leave the program. Return the value from there, and "
+                "make the call outside."
+            )
+        self.emitted.append((purpose, lax.stop_gradient(value)))
+        return len(self.emitted) - 1
 
     def written_values(self) -> list[Any]:
         """The final values of all written state; to be called at the end of the traced function."""

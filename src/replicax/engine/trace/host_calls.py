@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -72,16 +72,22 @@ class HostCalls:
 
 def has_host_calls(jaxpr: Any) -> bool:
     """Whether `jaxpr` has a host callback of the user at any depth."""
+    return next(callbacks_in(jaxpr), None) is not None
+
+
+def callbacks_in(jaxpr: Any) -> Iterator[str]:
+    """The name of each kind of host callback in `jaxpr`, at any depth."""
     seen: set[int] = set()  # a body may stand in many places
 
-    def found_in(body: Any) -> bool:
+    def found_in(body: Any) -> Iterator[str]:
         if id(body) in seen:
-            return False
+            return
         seen.add(id(body))
-        return any(
-            eqn.primitive.name in _CALLBACKS or any(map(found_in, sub_jaxprs(eqn.params)))
-            for eqn in body.eqns
-        )
+        for eqn in body.eqns:
+            if eqn.primitive.name in _CALLBACKS:
+                yield eqn.primitive.name
+            for inner in sub_jaxprs(eqn.params):
+                yield from found_in(inner)
 
     return found_in(jaxpr)
 
