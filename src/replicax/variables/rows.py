@@ -125,12 +125,12 @@ class RowUses:
         return RowGradient(rows, values, self.variable.shape)
 
 
-class _Local(threading.local):
+class _Tracking(threading.local):
     def __init__(self) -> None:
         self.active: dict[int, RowUses] = {}
 
 
-_local = _Local()
+_local = _Tracking()
 
 
 @contextlib.contextmanager
