@@ -23,6 +23,7 @@ from replicax.values.distributed import Mirrored, PerReplica
 from replicax.values.traced import TracedPerReplica
 from replicax.values.traced_parts import TracedSplit
 from replicax.variables.gradients import is_differentiable
+from replicax.variables.rows import RowGradient
 from replicax.variables.variable import Variable
 
 
@@ -91,6 +92,8 @@ def _checked(gradient: Any, variable: Variable) -> Any:
     shapes: Sequence[Any]
     if isinstance(gradient, PerReplica):
         shapes = gradient.shapes
+    elif isinstance(gradient, RowGradient):
+        shapes = (gradient.shape,)
     elif isinstance(gradient, (Mirrored, jax.Array)) or placement.is_array_like(gradient):
         shapes = (tuple(np.shape(gradient)),)
     else:

@@ -6,6 +6,7 @@ steps without compiling anything anew; it may also be a schedule.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +16,12 @@ import numpy as np
 from jax import lax
 
 from replicax.optimizers.optimizer import Optimizer, import_optax
+from replicax.variables.creation import layout_like
 from replicax.variables.variable import Variable
 
 LearningRate = float | Callable[[Any], Any]
+Rate = Callable[[], Any]
+"""Gives the learning rate of the update that is being made."""
 
 # Documented arguments that have no meaning here unless they are set, and what to write then.
 _INSTEAD = {
@@ -75,29 +79,30 @@ class _WithLearningRate(Optimizer):
             options["clip_global_norm"] = global_clipnorm
         if gradient_accumulation_steps is not None:
             options["accumulate_steps"] = gradient_accumulation_steps
-        scaled = optax.stateless(lambda updates, _: self._scaled(updates))
-        rest = [scaled, *after]
-        if weight_decay:  # behind `after`, because momentum is of gradients only
-            rest.append(optax.stateless(lambda u, values: self._decayed(u, values, weight_decay)))
-        super().__init__(optax.chain(*before, *rest), name=name, **options)
+        self._with_rate = functools.partial(_chained, before, list(after), weight_decay)
+        super().__init__(self._with_rate(self._rate), name=name, **options)
         self._learning_rate: Any = learning_rate
         if not callable(learning_rate):
-            self._learning_rate = Variable(
-                np.float32(learning_rate), False, name=f"{name}/learning_rate"
-            )
+            extended = self._strategy.extended
+            with extended.colocate_vars_with(extended.non_slot_devices([])):
+                self._learning_rate = Variable(
+                    np.float32(learning_rate),
+                    False,
+                    name=f"{name}/learning_rate",
+                    **layout_like(None, (), self._strategy),
+                )
 
     def _rate(self) -> jax.Array:
         """The learning rate of the update that is being made."""
         rate = self._learning_rate
         return rate.read_value() if isinstance(rate, Variable) else rate(self._num_updates())
 
-    def _scaled(self, updates: Any) -> Any:
-        rate = jnp.asarray(self._rate())
-        return jax.tree.map(lambda update: -rate.astype(update.dtype) * update, updates)
-
-    def _decayed(self, updates: Any, values: Any, weight_decay: float) -> Any:
-        share = self._rate() * weight_decay
-        return jax.tree.map(lambda u, v: u - jnp.asarray(share, u.dtype) * v, updates, values)
+    def _elsewhere(self) -> tuple[Callable[[Sequence[Any]], Any], list[Variable]]:
+        """As `Optimizer._elsewhere`: the rate is not at hand there."""
+        rate = self._learning_rate
+        if isinstance(rate, Variable):
+            return functools.partial(_given_rate, self._with_rate), [rate]
+        return functools.partial(_given_step, self._with_rate, rate), [self.iterations]
 
     def _num_updates(self) -> Any:
         """How many updates there were before the one that is being made."""
@@ -123,6 +128,32 @@ class _WithLearningRate(Optimizer):
         """Every variable of the optimizer's own, for a checkpoint."""
         own = [self._learning_rate] if isinstance(self._learning_rate, Variable) else []
         return [*super().variables, *own]
+
+
+def _chained(before: list[Any], after: list[Any], weight_decay: Any, rate: Rate) -> Any:
+    """The transformation with a learning rate, which is asked for in each update."""
+    optax = import_optax()
+
+    def scaled(updates: Any, _: Any) -> Any:
+        now = jnp.asarray(rate())
+        return jax.tree.map(lambda update: -now.astype(update.dtype) * update, updates)
+
+    def decayed(updates: Any, values: Any) -> Any:
+        share = rate() * weight_decay
+        return jax.tree.map(lambda u, v: u - jnp.asarray(share, u.dtype) * v, updates, values)
+
+    rest = [optax.stateless(scaled), *after]
+    if weight_decay:  # behind `after`, because momentum is of gradients only
+        rest.append(optax.stateless(decayed))
+    return optax.chain(*before, *rest)
+
+
+def _given_rate(with_rate: Callable[[Rate], Any], values: Sequence[Any]) -> Any:
+    return with_rate(lambda: values[0])
+
+
+def _given_step(with_rate: Callable[[Rate], Any], schedule: Any, values: Sequence[Any]) -> Any:
+    return with_rate(lambda: schedule(values[0]))
 
 
 class SGD(_WithLearningRate):

@@ -9,7 +9,8 @@ through the context.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -303,6 +304,8 @@ class Optimizer:
         """
         if experimental_aggregate_gradients is not None:
             aggregate = experimental_aggregate_gradients
+        if self._strategy.extended.apply_gradients(self, grads_and_vars):
+            return
         gradients, tree = checked_pairs(grads_and_vars)
         variables = nest.flatten(tree)[0]
         self._check_variables(variables)
@@ -399,6 +402,14 @@ class Optimizer:
         updates, new_state = self._transformation.update(tree, state, parameters)
         return optax.apply_updates(parameters, updates), new_state
 
+    def _elsewhere(self) -> tuple[Callable[[Sequence[Any]], Any], list[Variable]]:
+        """The transformation for where none of its variables are, such as a parameter server.
+
+        Returns:
+            A function that makes it of the values of some variables, and these variables.
+        """
+        return functools.partial(_as_given, self._transformation), []
+
     # -- contexts ----------------------------------------------------------------------------
 
     def _replica_context(self, call: str) -> Any:
@@ -418,3 +429,8 @@ class Optimizer:
         if current.get_strategy() is self._strategy:
             return contextlib.nullcontext()
         return self._strategy.scope()
+
+
+def _as_given(transformation: Any, values: Sequence[Any]) -> Any:
+    del values
+    return transformation

@@ -7,6 +7,7 @@ coordinator are attempts as those of closures, so that a server has one way to c
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import math
 import threading
@@ -32,8 +33,13 @@ from replicax.parameter_server.transport import Transport
 from replicax.parameter_server.worker import joined, padded, rows_by_shard, updates_of
 
 Partition = Callable[[tuple[int, ...], Any], Sequence[int]]
-EVERY_SERVER: Any = type("EveryServer", (), {"__repr__": lambda self: "EVERY_SERVER"})()
-"""Where state is that belongs to no single variable: a copy on each server."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OnServers:
+    """Where state is that belongs to no single variable: a copy on each of these servers."""
+
+    servers: tuple[int, ...]
 
 
 class ServerCluster:
@@ -72,7 +78,7 @@ class ServerCluster:
         """Storage for a new variable, with its place.
 
         Args:
-            primary: The variable that it belongs to, `EVERY_SERVER`, or None.
+            primary: The variable that it belongs to, the servers that have a copy each, or None.
             name: Its name.
             shape: Its shape.
             dtype: Its dtype.
@@ -80,9 +86,9 @@ class ServerCluster:
         """
         storage = ServerStorage(self, name, shape, dtype, **options)
         own = getattr(primary, "_storage", None)
-        if primary is EVERY_SERVER:
+        if isinstance(primary, OnServers):
             storage.is_copied = True
-            storage.places = [(server, 0) for server in range(self.num_servers)]
+            storage.places = [(server, 0) for server in primary.servers]
         elif isinstance(own, ServerStorage):
             if own.shape == shape or len(own.shards) == 1:
                 storage.places = [(shard.server, shard.start) for shard in own.shards]
@@ -100,10 +106,11 @@ class ServerCluster:
         sizes = [rows // count + (index < rows % count) for index in range(count)]
         starts = itertools.accumulate(sizes, initial=0)
         row_bytes = dtype.itemsize * math.prod(shape[1:])
-        places = []
+        places: list[tuple[int, int]] = []
         with self._lock:
             for size, start in zip(sizes, starts, strict=False):
-                server = self._bytes.index(min(self._bytes))
+                free = [i for i in range(self.num_servers) if i not in dict(places)]
+                server = min(free, key=self._bytes.__getitem__)
                 self._bytes[server] += max(size * row_bytes, 1)
                 places.append((server, start))
         return places
@@ -117,7 +124,7 @@ class ServerCluster:
                 f"the variable_partitioner cuts variable {name!r} of shape {shape} into {counts}; "
                 "parameter servers take rows: one number for each dim, and 1 for all but dim 0."
             )
-        return min(counts[0], max(shape[0], 1))
+        return min(counts[0], max(shape[0], 1), self.num_servers)
 
     # -- values ------------------------------------------------------------------------------
 

@@ -202,6 +202,9 @@ class ClusterCoordinator:
     def done(self) -> bool:
         """Whether every closure that was scheduled has been run.
 
+        Returns:
+            True if nothing waits and nothing runs.
+
         Raises:
             BaseException: The error of a closure, as `join`.
         """

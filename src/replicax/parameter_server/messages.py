@@ -52,13 +52,14 @@ class OptimizerSpec:
 
     Attributes:
         optimizer_id: Its number.
-        transformation: The Optax transformation.
+        transformation: Makes the Optax transformation, of the values of `inputs`.
         parameters: The tree that the transformation sees: the number of the shard at each leaf
             that the server holds, None at the others.
         state: The state of the transformation in the same way; leaves that are no arrays are
             `FixedLeaf`.
         slots: The number of each shard of the state that belongs to a parameter, with that of the
             parameter.
+        inputs: The numbers of shards that the transformation reads, and does not change.
         by_rows: Whether rows without a gradient stay as they are, so that an update by rows may
             leave them out.
     """
@@ -68,6 +69,7 @@ class OptimizerSpec:
     parameters: Any
     state: Any
     slots: tuple[tuple[int, int], ...] = ()
+    inputs: tuple[int, ...] = ()
     by_rows: bool = False
 
 

@@ -55,19 +55,24 @@ class ServerOptimizer:
         taken = [shard.value for shard in held if not shard.is_shared]
         kept = [shard.value for shard in held if shard.is_shared]
         pairs = [(given[i].rows, given[i].value) for i in self._parameters]
-        for shard, value in zip(held, program(taken, kept, pairs), strict=True):
+        inputs = [shards[shard_id].value for shard_id in self._spec.inputs]
+        for shard, value in zip(held, program(taken, kept, pairs, inputs), strict=True):
             shard.replace(value)
         return held
 
     def _compiled(self, is_shared: tuple[bool, ...], by_rows: tuple[bool, ...]) -> Any:
-        def compute(taken: list[Any], kept: list[Any], pairs: list[Any]) -> list[Any]:
+        def compute(
+            taken: list[Any], kept: list[Any], pairs: list[Any], inputs: list[Any]
+        ) -> list[Any]:
             sources = {False: iter(taken), True: iter(kept)}
             values = [next(sources[shared]) for shared in is_shared]
-            return self._updated(values, pairs, by_rows)
+            return self._updated(values, pairs, inputs, by_rows)
 
         return jax.jit(compute, donate_argnums=(0,))
 
-    def _updated(self, values: list[Any], pairs: list[Any], by_rows: Sequence[bool]) -> list[Any]:
+    def _updated(
+        self, values: list[Any], pairs: list[Any], inputs: list[Any], by_rows: Sequence[bool]
+    ) -> list[Any]:
         """The new values of the parameters, then of the state."""
         count = len(self._parameters)
         rows_of: dict[int, Any] = {}  # of the parameters of which only some rows are computed with
@@ -87,7 +92,7 @@ class ServerOptimizer:
             value if owner not in rows_of else _rows(value, rows_of[owner])
             for owner, value in zip(owners, values, strict=True)
         ]
-        new, new_state = self._step(gradients, seen[:count], seen[count:])
+        new, new_state = self._step(gradients, seen[:count], seen[count:], inputs)
         return [
             result.astype(value.dtype)
             if owner not in rows_of
@@ -95,7 +100,9 @@ class ServerOptimizer:
             for owner, value, result in zip(owners, values, [*new, *new_state], strict=True)
         ]
 
-    def _step(self, gradients: list[Any], values: list[Any], state: list[Any]) -> Any:
+    def _step(
+        self, gradients: list[Any], values: list[Any], state: list[Any], inputs: list[Any]
+    ) -> Any:
         import optax
 
         given = iter(state)
@@ -104,7 +111,7 @@ class ServerOptimizer:
             for leaf in self._state_leaves
         ]
         parameters = jax.tree.unflatten(self._tree, values)
-        updates, new_state = self._spec.transformation.update(
+        updates, new_state = self._spec.transformation(inputs).update(
             jax.tree.unflatten(self._tree, gradients),
             jax.tree.unflatten(self._state_tree, leaves),
             parameters,

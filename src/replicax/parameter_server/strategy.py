@@ -14,8 +14,10 @@ from replicax.engine.contexts import stack
 from replicax.engine.contexts.replica import ReplicaContext
 from replicax.engine.eager.solo import SoloPeers
 from replicax.engine.protocols import CompiledCallable, StrategyLike
-from replicax.parameter_server.cluster import EVERY_SERVER, Partition, ServerCluster
+from replicax.parameter_server.cluster import OnServers, Partition, ServerCluster
 from replicax.parameter_server.embedded import EmbeddedTransport
+from replicax.parameter_server.optimizing import ServerOptimizers
+from replicax.parameter_server.storage import ServerStorage
 from replicax.parameter_server.tracing import require_closure
 from replicax.parameter_server.transport import StartTransport
 from replicax.parameter_server.variables import ServerVariable
@@ -57,6 +59,7 @@ class ParameterServerExtended(StrategyExtended):
             )
         transport = start(num_workers=counts["worker"], num_servers=counts["ps"])
         self.cluster = ServerCluster(transport, partitioner)
+        self._optimizers = ServerOptimizers(container_strategy, self.cluster)
         self.coordinator: Any = None
 
     @property
@@ -92,8 +95,25 @@ class ParameterServerExtended(StrategyExtended):
             self.coordinator.close()
         self.cluster.transport.close()
 
+    def apply_gradients(self, optimizer: Any, grads_and_vars: Any) -> bool:
+        """Lets the servers update the variables, when the closure is done.
+
+        Args:
+            optimizer: The `Optimizer`.
+            grads_and_vars: Pairs of a gradient, or a `RowGradient`, and its variable.
+
+        Returns:
+            True.
+
+        Raises:
+            ContextError: If no closure is being traced.
+            VariableError: If the transformation cannot be done on servers.
+        """
+        self._optimizers.apply(optimizer, grads_and_vars)
+        return True
+
     def non_slot_devices(self, var_list: Sequence[Any]) -> Any:
-        """Every server: each of them updates its own copy.
+        """The servers of `var_list`, each of which updates a copy of its own; all if it is empty.
 
         Args:
             var_list: The variables that the optimizer updates.
@@ -101,8 +121,13 @@ class ParameterServerExtended(StrategyExtended):
         Returns:
             What `colocate_vars_with` takes.
         """
-        del var_list
-        return EVERY_SERVER
+        found = {
+            shard.server
+            for variable in var_list
+            if isinstance(storage := variable._storage, ServerStorage)
+            for shard in storage.shards
+        }
+        return OnServers(tuple(sorted(found)) or tuple(range(self.cluster.num_servers)))
 
     @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
@@ -115,8 +140,8 @@ class ParameterServerExtended(StrategyExtended):
         Returns:
             A context manager.
         """
-        if colocate_with_variable is EVERY_SERVER:
-            with colocated_on(None, EVERY_SERVER):
+        if isinstance(colocate_with_variable, OnServers):
+            with colocated_on(None, colocate_with_variable):
                 yield
             return
         with super().colocate_vars_with(colocate_with_variable):

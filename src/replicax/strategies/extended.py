@@ -751,6 +751,21 @@ class StrategyExtended:
         else:
             entry.replica_context.merge_call(lambda _, *values: assign(values), args=tuple(values))
 
+    def apply_gradients(self, optimizer: Any, grads_and_vars: Any) -> bool:
+        """Applies gradients in a way of the strategy's own; called by optimizers.
+
+        For a strategy whose variables are elsewhere, and are updated there.
+
+        Args:
+            optimizer: The `Optimizer`.
+            grads_and_vars: What its ``apply_gradients`` was given.
+
+        Returns:
+            True; False if the strategy has no way of its own, and the optimizer does it.
+        """
+        del optimizer, grads_and_vars
+        return False
+
     def _in_update_context(
         self,
         call: Callable[[Any, Any, Any], Any],
