@@ -71,7 +71,7 @@ class UpdateProgram:
         count = len(self._shapes)
         own = [frozenset([index]) for index in range(count)]
         of_state = [frozenset() if o is None else frozenset([o]) for o in self._owners]
-        walk = _Walk()
+        walk = _Dependencies()
         outputs = walk.run(closed.jaxpr, [*own, *of_state, *own])
         mixed = tuple(
             found
@@ -146,7 +146,7 @@ class UpdateProgram:
         return jax.make_jaxpr(update)(list(shapes), [leaves[i] for i in at], list(shapes))
 
 
-class _Walk:
+class _Dependencies:
     """Follows through a program which parameters a value depends on."""
 
     def __init__(self) -> None:
