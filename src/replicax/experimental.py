@@ -1,5 +1,6 @@
 """Names that the documents place under ``experimental``."""
 
+from replicax import coordinator
 from replicax.checkpoint.preemption import PreemptionCheckpointHandler
 from replicax.checkpoint.preemption_watcher import PreemptionWatcher
 from replicax.checkpoint.termination import TerminationConfig
@@ -36,6 +37,7 @@ __all__ = [
     "TPUStrategy",
     "TerminationConfig",
     "ValueContext",
+    "coordinator",
     "elementwise",
     "partitioners",
 ]

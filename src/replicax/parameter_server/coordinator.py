@@ -13,7 +13,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from replicax.core import nest
+import numpy as np
+
+from replicax.core import nest, notices
 from replicax.core.tracebacks import fold
 from replicax.engine.functions import arguments
 from replicax.engine.functions.call_site import CallSite
@@ -463,8 +465,6 @@ class ClusterCoordinator:
             what: Who, and on what.
             seconds: For how long.
         """
-        from replicax.core import notices
-
         notices.notify_once(("slow task", what), f"{what}, for {seconds:.0f} seconds.")
 
 
@@ -498,8 +498,6 @@ def _with_values_of_first_worker(
 
     Arrays are counted as a program has them: leaves that are traced, in their order.
     """
-    import numpy as np
-
     leaves, structure = nest.flatten((args, kwargs))
     if any(isinstance(leaf, RemoteValue) for leaf in leaves):
         raise TypeError(

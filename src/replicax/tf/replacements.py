@@ -9,7 +9,6 @@ the word "Write". Names without a row may be found in JAX by their own name: see
 __all__ = ["REPLACEMENTS"]
 
 _PAGE = "docs/migrating_from_tf_distribute.md"
-_SERVERS = f"Parameter servers are to come; {_PAGE} says what is possible today."
 _SUMMARY = "Summaries are to come. Until then log the results of replicax.metrics with any library."
 _ORDER = "Leave it out: replicax.function runs assignments in the order of the program."
 _RAGGED = "Arrays are dense: pad them with jax.numpy.pad, and keep their lengths beside them."
@@ -319,10 +318,8 @@ REPLACEMENTS = {
     "tf.data.experimental.unbatch": "replicax.data.Dataset.unbatch",
     "tf.data.experimental.*": _IN_PYTHON,
     # -- tf.distribute ---------------------------------------------------------------------------
-    "tf.distribute*.ParameterServerStrategy": _SERVERS,
-    "tf.distribute*.coordinator": _SERVERS,
     "tf.distribute.Server": "`replicax launch`, which starts the processes: docs/launching.md",
-    "tf.distribute.experimental.rpc": _SERVERS,
+    "tf.distribute.experimental.rpc": "replicax.coordinator.ClusterCoordinator",
     # -- tf.keras, which is Keras 3 itself ---------------------------------------------------------
     "tf.keras.*": "what Keras 3 has instead: docs/keras.md",
     # -- tf.train --------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import typing
 
-from replicax import cluster_resolver
+from replicax import cluster_resolver, coordinator
 from replicax.core.enums import InputReplicationMode, ReduceOp
 from replicax.core.options import InputOptions, RunOptions
 from replicax.core.value_context import ValueContext
@@ -11,6 +11,7 @@ from replicax.engine.contexts.stack import has_strategy, in_cross_replica_contex
 from replicax.input.context import InputContext
 from replicax.input.dataset import DistributedDataset
 from replicax.input.iterator import DistributedIterator
+from replicax.parameter_server.strategy import ParameterServerStrategy
 from replicax.strategies.base import Strategy
 from replicax.strategies.cross_device_ops import (
     CrossDeviceOps,
@@ -46,6 +47,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
@@ -55,6 +57,7 @@ __all__ = [
     "TPUStrategy",
     "ValueContext",
     "cluster_resolver",
+    "coordinator",
     "experimental",
     "experimental_make_numpy_dataset",
     "experimental_set_strategy",

@@ -2,6 +2,7 @@
 
 import typing
 
+from replicax import coordinator
 from replicax.experimental import (
     CentralStorageStrategy,
     CollectiveCommunication,
@@ -10,6 +11,7 @@ from replicax.experimental import (
     CommunicationOptions,
     MultiStepContext,
     MultiWorkerMirroredStrategy,
+    ParameterServerStrategy,
     PreemptionCheckpointHandler,
     PreemptionWatcher,
     Sharding,
@@ -29,12 +31,14 @@ __all__ = [
     "CommunicationOptions",
     "MultiStepContext",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "Sharding",
     "TPUStrategy",
     "TerminationConfig",
     "ValueContext",
+    "coordinator",
     "elementwise",
     "partitioners",
 ]
