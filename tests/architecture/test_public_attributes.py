@@ -22,12 +22,19 @@ ATTRIBUTES = {
     "CheckpointReader": """
         get_tensor get_variable_to_dtype_map get_variable_to_shape_map has_tensor
     """,
+    "ClusterCoordinator": """
+        close create_per_worker_dataset create_per_worker_resource done fetch join schedule stats
+        strategy
+    """,
     "ClusterResolver": """
         cluster_spec environment master num_accelerators rpc_layer task_id task_type
     """,
     "ClusterSpec": "as_dict job_tasks jobs num_tasks task_address task_indices",
     "CommunicationImplementation": "AUTO NCCL RING",
     "CommunicationOptions": "bytes_per_pack deterministic implementation timeout_seconds",
+    "CoordinatorStats": """
+        applied by_worker per_second queued retried running scheduled staleness
+    """,
     "CrossDeviceOps": """
         batch_reduce batch_reduce_implementation broadcast broadcast_implementation reduce
         reduce_implementation
@@ -83,8 +90,10 @@ ATTRIBUTES = {
     """,
     "Optional": "get_value has_value",
     "Options": "merge",
+    "ParameterServerExtended": "close cluster coordinator",
     "PerReplica": "dtype mesh numpy shapes values",
     "PerReplicaSpec": "components",
+    "PerWorkerDataset": "element_spec",
     "PhysicalDevice": "device_type name",
     "PlatformApiError": "status",
     "Pod": "hostname index ip name phase",
@@ -96,6 +105,7 @@ ATTRIBUTES = {
     "RayClusterResolver": "set_tf_config",
     "Recall": "false_negatives",
     "ReduceOp": "MEAN SUM parse",
+    "RemoteValue": "fetch get",
     "ReplicaContext": """
         all_gather all_reduce devices merge_call num_replicas_in_sync replica_id_in_sync_group
         strategy
@@ -112,6 +122,7 @@ ATTRIBUTES = {
         experimental_bucketizing_dynamic_shape experimental_enable_dynamic_batch_size
         experimental_xla_options
     """,
+    "ServerVariable": "add_rows assign_rows gather shard_shapes",
     "Sharding": "partitioner stage",
     "SlurmClusterResolver": "get_task_info",
     "Strategy": """
@@ -125,8 +136,8 @@ ATTRIBUTES = {
         unwrap
     """,
     "StrategyExtended": """
-        assign_together batch_reduce_to broadcast_to call_for_each_replica cluster_resolver
-        colocate_vars_with create_variable creation_scope distribute_batch
+        apply_gradients assign_together batch_reduce_to broadcast_to call_for_each_replica
+        cluster_resolver colocate_vars_with create_variable creation_scope distribute_batch
         experimental_between_graph experimental_make_numpy_dataset
         experimental_require_static_shapes experimental_run_steps_on_iterator
         experimental_should_init gather local_results mesh non_slot_devices num_replicas_in_sync
@@ -140,6 +151,7 @@ ATTRIBUTES = {
         set_tpu_topology tpu_hardware_feature
     """,
     "TPUSystemMetadata": "devices num_cores num_hosts num_of_cores_per_host topology",
+    "TaskGoneError": "index",
     "TensorSpec": "dtype is_compatible_with name shape",
     "TerminationConfig": "exit_fn grace_period save_fn termination_watcher_fn",
     "Topology": """

@@ -138,7 +138,6 @@ class ClusterCoordinator:
         self._iterators: dict[int, int] = {}
         self._known: list[set[int]] = [set() for _ in range(num_workers)]
         strategy.extended.coordinator = self
-        self._transport.watch(self)
         self._alive = [threading.Event() for _ in range(num_workers)]
         for index, alive in enumerate(self._alive):
             alive.set()
@@ -146,6 +145,7 @@ class ClusterCoordinator:
             name = f"replicax worker {index}"
             target = (weakref.ref(self), self._queue, index)
             threading.Thread(target=_drive, args=target, name=name, daemon=True).start()
+        self._transport.watch(CoordinatorListener(self))
         weakref.finalize(self, self._queue.close).atexit = True
 
     @property
@@ -359,7 +359,7 @@ class ClusterCoordinator:
             self._counting.note_retry()
             self._give_up(attempt)
             if isinstance(error, WorkerGoneError):
-                self.worker_lost(worker, str(error))
+                self._note_worker(worker, is_there=False)
             self._queue.put_back(worker)
             return
         except ServerGoneError as error:
@@ -419,52 +419,45 @@ class ClusterCoordinator:
             with contextlib.suppress(TaskGoneError):
                 server.abort(attempt)
 
-    # -- workers and servers that come and go: `transport.Listener` --------------------------
+    # -- workers and servers that come and go ------------------------------------------------
+
+    def _note_worker(self, index: int, *, is_there: bool) -> None:
+        with self._lock:
+            if is_there:
+                self._known[index] = set()
+                self._alive[index].set()
+            else:
+                self._alive[index].clear()
+
+
+class CoordinatorListener:
+    """Implements `transport.Listener`: tells the coordinator, which it does not keep alive."""
+
+    def __init__(self, coordinator: ClusterCoordinator) -> None:
+        """For `coordinator`."""
+        self._coordinator = weakref.ref(coordinator)
+        self._queue = coordinator._queue
 
     def worker_joined(self, index: int) -> None:
-        """A worker is there, and knows nothing yet; called by the transport.
-
-        Args:
-            index: Its number.
-        """
-        with self._lock:
-            self._known[index] = set()
-            self._alive[index].set()
+        """A worker is there, and knows nothing yet."""
+        if (coordinator := self._coordinator()) is not None:
+            coordinator._note_worker(index, is_there=True)
 
     def worker_lost(self, index: int, reason: str) -> None:
-        """A worker has gone; called by the transport.
-
-        Args:
-            index: Its number.
-            reason: What is known of it.
-        """
+        """A worker has gone."""
         del reason
-        with self._lock:
-            self._alive[index].clear()
+        if (coordinator := self._coordinator()) is not None:
+            coordinator._note_worker(index, is_there=False)
 
     def server_joined(self, index: int) -> None:
-        """A server is there again, empty; called by the transport.
-
-        Args:
-            index: Its number.
-        """
+        """A server is there again, empty; its variables are lost all the same."""
 
     def server_lost(self, index: int, reason: str) -> None:
-        """A server has gone, and all that it held; called by the transport.
-
-        Args:
-            index: Its number.
-            reason: What is known of it.
-        """
+        """A server has gone, and all that it held."""
         self._queue.fail_for_good(ServerGoneError(reason, index))
 
     def task_is_slow(self, what: str, seconds: float) -> None:
-        """Somebody has not moved for long; called by the transport.
-
-        Args:
-            what: Who, and on what.
-            seconds: For how long.
-        """
+        """Somebody has not moved for long."""
         notices.notify_once(("slow task", what), f"{what}, for {seconds:.0f} seconds.")
 
 
