@@ -1,10 +1,11 @@
 """How many closures a second do parameter servers in one process run, and at what CPU time?
 
 Three kinds of step, each with 1, 2 and 3 workers and one or two servers: ``mlp`` (5 MB of dense
-parameters, SGD), ``embedding`` (5,120 rows of a table of 1,000,000 x 32, SGD) and ``empty``. The
-kinds and numbers of workers take turns, round by round, in one process; the first round, which
-compiles, is left out. One JSON object is printed for each pair: steps a second and CPU milliseconds a step,
-medians over the rounds. A row is refused unless every closure that was scheduled has been applied.
+parameters, SGD), ``embedding`` (5,120 rows of a table of 1,000,000 x 32, SGD) and ``empty``.
+The kinds and numbers of workers take turns, round by round, in one process; the first round,
+which compiles, is left out. One JSON object is printed for each pair: steps a second and CPU
+milliseconds a step, medians over the rounds. A row is refused unless every closure that was
+scheduled has been applied.
 
 Usage: python benchmarks/parameter_server.py [--rounds 5] [--steps 200] [--workers 1 2 3]
 """
