@@ -38,6 +38,7 @@ PEERS = {
     "auto-sharded": Peer("auto_sharded"),
     "one psum each": Peer("unpacked"),
     "nnx": Peer("nnx_training", ("flax",)),
+    "nnx, ours": Peer("nnx_with_replicax", ("flax",)),
     KERAS: Peer("keras_fit", ("keras",), variables=(("KERAS_BACKEND", "jax"),), min_runs=40),
     OUR_KERAS: Peer(
         "keras_with_replicax", ("keras",), variables=(("KERAS_BACKEND", "jax"),), min_runs=40
@@ -112,14 +113,16 @@ CASES = (
     ),
     *(
         Case("W2", n, ("momentum", "adam"), (*_JAX, *_others), **_NEAR_TENSORFLOW)
-        for _others in [("nnx", KERAS, OUR_KERAS, "tensorflow", "tensorflow keras", "ddp")]
+        for _others in [
+            ("nnx", "nnx, ours", KERAS, OUR_KERAS, "tensorflow", "tensorflow keras", "ddp")
+        ]
         for n in (1, 2, 4)
     ),
     Case(
         "W3",
         2,
         ("adam",),
-        (LIMIT, OURS, "auto-sharded", "nnx", "tensorflow", "ddp"),
+        (LIMIT, OURS, "auto-sharded", "nnx", "nnx, ours", "tensorflow", "ddp"),
         seconds=0.8,
         turns=2,
         starts=3,

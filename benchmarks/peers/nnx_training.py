@@ -90,23 +90,31 @@ class Transformer(nnx.Module):
             part[...] = jnp.asarray(array)
 
 
-def _mlp_loss(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+def mlp_loss(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+    """The mean over the rows."""
     return optax.softmax_cross_entropy_with_integer_labels(model(x), y).mean()
 
 
-def _language_loss(model: Any, tokens: jax.Array) -> jax.Array:
+def language_loss(model: Any, tokens: jax.Array) -> jax.Array:
+    """The mean over the tokens."""
     logits = model(tokens[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+
+def model_of(problem: problems.Problem) -> Any:
+    """The model of W2 or W3, with the parameters of the problem."""
+    model = (Perceptron if problem.model == "mlp" else Transformer)(nnx.Rngs(0))
+    model.load(problem.params)
+    return model
 
 
 def train(assignment: Assignment, variant: str) -> Step:
     """W2 and W3."""
     problem = problems.problem_of(assignment.workload, variant)
     mesh = mesh_of(assignment.replicas)
+    model = model_of(problem)
     is_mlp = problem.model == "mlp"
-    model = (Perceptron if is_mlp else Transformer)(nnx.Rngs(0))
-    model.load(problem.params)
-    loss_of: Callable[..., jax.Array] = _mlp_loss if is_mlp else _language_loss
+    loss_of: Callable[..., jax.Array] = mlp_loss if is_mlp else language_loss
     optimizer = nnx.Optimizer(model, models.optimizer_of(problem), wrt=nnx.Param)
     whole = NamedSharding(mesh, WHOLE)
     for module in (model, optimizer):

@@ -12,14 +12,7 @@ from typing import Any
 
 import jax
 
-
-def _registries() -> tuple[Any, Any] | None:
-    try:
-        dtypes = importlib.import_module("jax._src.dtypes")
-        core = importlib.import_module("jax._src.core")
-        return dtypes.canonicalize_value_handlers, core.pytype_aval_mappings
-    except (ImportError, AttributeError):
-        return None
+_accepted: dict[type, Callable[[Any], jax.Array]] = {}
 
 
 def accept(kind: type, value_of: Callable[[Any], jax.Array]) -> None:
@@ -29,8 +22,25 @@ def accept(kind: type, value_of: Callable[[Any], jax.Array]) -> None:
         kind: A class; not its subclasses, in some releases of JAX.
         value_of: The array that an instance stands for, now.
     """
-    found = _registries()
-    if found is not None:
-        values, types = found
-        values[kind] = value_of
-        types[kind] = lambda item: jax.typeof(value_of(item))
+    try:
+        core = importlib.import_module("jax._src.core")
+        values = importlib.import_module("jax._src.dtypes").canonicalize_value_handlers
+        types = core.pytype_aval_mappings
+    except (ImportError, AttributeError):
+        return
+    values[kind] = value_of
+    types[kind] = lambda item: jax.typeof(value_of(item))
+    if not _accepted and hasattr(core, "canonicalize_value_dtype"):
+        _convert_operands_early(core)
+    _accepted[kind] = value_of
+
+
+def _convert_operands_early(core: Any) -> None:
+    """For JAX 0.10.0, which converts what the handlers are for too late to differentiate it."""
+    original = core.canonicalize_value_dtype
+
+    def canonicalize(value: Any) -> Any:
+        value_of = _accepted.get(type(value))
+        return original(value) if value_of is None else value_of(value)
+
+    core.canonicalize_value_dtype = canonicalize

@@ -22,6 +22,12 @@ from jax._src.interpreters import partial_eval as pe
 Trace = Any
 
 
+def set_everywhere(context: Any, value: Hashable) -> None:
+    """Sets a context of ``jax.make_user_context`` for all threads; JAX 0.10.0 has no way to."""
+    setter = getattr(context, "set_global", None) or context._obj.set_global
+    setter(value)
+
+
 def current_trace() -> Trace:
     """The innermost JAX trace of this thread."""
     return jax_core.trace_ctx.trace

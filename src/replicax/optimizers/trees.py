@@ -45,8 +45,8 @@ def variables_from(
 
     In a strategy's scope the variables are distributed. The arrays stay the
     caller's: variables copy their initial value. Functions, strings and None stay
-    as they are, as does in an Equinox module everything but its arrays. So a module
-    of variables can be called like the module.
+    as they are, as does in an Equinox module everything but its arrays of floats.
+    So a module of variables can be called like the module.
 
     Args:
         tree: Any pytree of arrays and numbers.
@@ -80,7 +80,7 @@ def variables_from(
     """
     table = _checked_rules(rules)
 
-    def create(path: Any, leaf: Any, *, only_arrays: bool) -> Any:
+    def create(path: Any, leaf: Any, *, in_module: bool) -> Any:
         name = "/".join(part for part in (prefix, path_name(path)) if part)
         if isinstance(leaf, Variable):
             raise VariableError(
@@ -90,7 +90,7 @@ def variables_from(
         is_ruled, rule = _rule_for(name, table)
         if is_ruled and rule is None:
             return leaf
-        if _is_static(leaf) or (only_arrays and not isinstance(leaf, jax.Array)):
+        if _is_static(leaf) or (in_module and not is_ruled and not _is_parameter(leaf)):
             return leaf
         kind: dict[str, Any] = {
             "trainable": trainable,
@@ -116,9 +116,9 @@ def variables_from(
 
     def create_all(path: tuple[Any, ...], node: Any) -> Any:
         if not _is_module(node):
-            return create(path, node, only_arrays=False)
+            return create(path, node, in_module=False)
         pairs, structure = jax.tree_util.tree_flatten_with_path(node, is_leaf=nest.is_leaf)
-        made = [create((*path, *rest), leaf, only_arrays=True) for rest, leaf in pairs]
+        made = [create((*path, *rest), leaf, in_module=True) for rest, leaf in pairs]
         return nest.unflatten(structure, made)
 
     return jax.tree_util.tree_map_with_path(
@@ -165,8 +165,13 @@ def _is_static(leaf: Any) -> bool:
     return isinstance(leaf, (str, bytes)) or callable(leaf)
 
 
+def _is_parameter(leaf: Any) -> bool:
+    """Whether Equinox differentiates `leaf`: numbers and indices of a module are settings."""
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
 def _is_module(node: Any) -> bool:
-    """Whether `node` is an Equinox module, whose numbers are settings and no parameters."""
+    """Whether `node` is an Equinox module."""
     return any(
         base.__name__ == "Module" and base.__module__.partition(".")[0] == "equinox"
         for base in type(node).__mro__

@@ -19,7 +19,7 @@ from replicax.core.errors import ContextError
 from replicax.engine.protocols import StrategyLike
 from replicax.engine.trace import epoch
 from replicax.engine.trace.frame import current_frame
-from replicax.jax_internals.traces import is_staging
+from replicax.jax_internals.traces import is_staging, set_everywhere
 
 
 class Mode(enum.Enum):
@@ -138,7 +138,7 @@ def keep_place() -> None:
         _stack.places.append(place)
     else:
         _Process.is_place_kept = True
-        _place.set_global(_place_of(entry))
+        set_everywhere(_place, _place_of(entry))
     epoch.forget_traces()  # this one was looked up without a place
 
 
@@ -207,7 +207,7 @@ def choose(strategy: StrategyLike | None) -> None:
     """Makes `strategy` the one in force outside of every scope, on all threads."""
     _Process.chosen = strategy
     if _Process.is_place_kept:
-        _place.set_global(_place_of(top()))
+        set_everywhere(_place, _place_of(top()))
 
 
 def has_entered() -> bool:

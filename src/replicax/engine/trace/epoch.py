@@ -22,6 +22,7 @@ from typing import Any
 import jax
 
 from replicax.engine.trace.frame import current_frame, trace_token
+from replicax.jax_internals.traces import set_everywhere
 
 _writes = itertools.count(1)
 _generations = itertools.count(1)
@@ -98,7 +99,7 @@ def advance() -> None:
 
 def forget_traces() -> None:
     """Keeps JAX from using again, on any thread, what it has traced so far, or traces now."""
-    _generation.set_global(next(_generations))
+    set_everywhere(_generation, next(_generations))
 
 
 def renew() -> None:

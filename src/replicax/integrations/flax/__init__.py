@@ -1,7 +1,7 @@
 """Flax NNX under a strategy: modules, optimizers, metrics and random numbers.
 
 Importing this package connects NNX with Replicax; entering a strategy's scope imports it if Flax
-has been imported. What is created in the scope is then distributed. Needs Flax 0.12.1 or newer.
+has been imported. What is created in the scope is then distributed. Needs Flax 0.12.6 or newer.
 
 >>> from flax import nnx
 >>> import jax.numpy as jnp

@@ -25,6 +25,7 @@ from replicax.integrations.flax.variables import (
     distribute_variable,
     variable_in,
 )
+from replicax.jax_internals.traces import set_everywhere
 from replicax.variables.variable import Variable
 
 _nodes: dict[int, weakref.ref[Any]] = {}  # what was distributed, by id
@@ -205,7 +206,7 @@ def note_attribute(node: Any, name: str, value: Any, before: Any) -> None:
         else:
             _unlike_before[id(node), name] = first, _key(value)
     content = frozenset(_unlike_before.items())
-    _attributes.set_global(_numbers.setdefault(content, len(_numbers)))
+    set_everywhere(_attributes, _numbers.setdefault(content, len(_numbers)))
 
 
 def _is_comparable(value: Any) -> bool:

@@ -67,7 +67,8 @@ def update(
 
 
 def _parameters(model: Any, optimizer: Any) -> list[Any]:
-    state = nnx.state(model, optimizer.wrt, graph=optimizer.graph)
+    options = {"graph": optimizer.graph} if hasattr(optimizer, "graph") else {}  # from 0.12.8 on
+    state = nnx.state(model, optimizer.wrt, **options)
     found = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, nnx.Variable))
     held = [variable_in(variable) for variable in found]
     if None in held:
