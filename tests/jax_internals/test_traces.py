@@ -15,6 +15,7 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from replicax.jax_internals import traces as traces_module
 from replicax.jax_internals.arrays import (
     ConcreteArray,
     one_device_arrays,
@@ -517,6 +518,18 @@ def test_gke_tells_a_tpu_host_its_slice():
         TPU_WORKER_HOSTNAMES="t-0,t-1",
         TPU_WORKER_ID="1",
     )
+
+
+def test_a_user_context_can_be_set_for_all_threads():
+    context = jax.make_user_context(0)
+    traces = []
+    traced = jax.jit(lambda x: traces.append(context.value) or x)
+    for value in (0, 1, 1, 0):
+        traces_module.set_everywhere(context, value)
+        thread = threading.Thread(target=traced, args=(1.0,))
+        thread.start()
+        thread.join()
+    assert traces == [0, 1]
 
 
 # -- the room itself ---------------------------------------------------------------------------
