@@ -77,14 +77,14 @@ def test_texts_are_prepared_by_a_layer_of_keras() -> None:
         pipeline = tf.data.Dataset.from_tensor_slices((texts, targets)).batch(3)
         model = keras.Sequential(
             [
-                keras.Input((3,), dtype="int64"),
+                keras.Input((3,), dtype="int32"),
                 layers.Embedding(vectorize.vocabulary_size(), 4, mask_zero=True),
                 layers.GRU(3),
                 layers.Dense(2),
             ]
         )
         model.compile("sgd", "mse")
-        pipeline = pipeline.map(lambda text, target: (vectorize(text), target))
+        pipeline = pipeline.map(lambda text, target: (tf.cast(vectorize(text), "int32"), target))
         return model, model.fit(pipeline, epochs=2, verbose=0, shuffle=False).history
 
     require_equal(program, mirrored(2))
@@ -119,6 +119,8 @@ def test_an_exported_model_serves_without_keras(tmp_path: pathlib.Path) -> None:
         model.compile("adam", "mse")
     model.fit(X, Y, batch_size=8, verbose=0)
     model.export(tmp_path / "served", verbose=False)
-    served = tf.saved_model.load(str(tmp_path / "served")).serve(X).numpy()
-    np.testing.assert_allclose(served, model.predict(X, verbose=0), rtol=1e-5, atol=1e-5)
+    loaded = tf.saved_model.load(str(tmp_path / "served"))
+    np.testing.assert_allclose(
+        loaded.serve(X).numpy(), model.predict(X, verbose=0), rtol=1e-5, atol=1e-5
+    )
     assert model.fit(X, Y, batch_size=8, verbose=0).history["loss"]  # it trains on as before

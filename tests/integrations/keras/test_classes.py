@@ -7,11 +7,9 @@ with the reason.
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import keras
 import numpy as np
 import pytest
-from flax import linen
 from keras import layers, ops
 
 from tests.integrations.keras.models import CROSS_ENTROPY
@@ -75,7 +73,8 @@ LAYERS_LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(
         (
             *("HashedCrossing", "Hashing", "IntegerLookup", "StringLookup", "TextVectorization"),
-            *("MaxNumBoundingBoxes", "TFSMLayer", "TorchModuleWrapper"),
+            *("MaxNumBoundingBoxes", "TFSMLayer", "TorchModuleWrapper", "FlaxLayer", "JaxLayer"),
+            *("MelSpectrogram", "STFTSpectrogram"),
         ),
         "works on the host or with another library; tests_adapters has TextVectorization",
     ),
@@ -104,20 +103,6 @@ def _tied(x: Any) -> Any:
     return embedding(embedding(_tokens(x)), reverse=True)
 
 
-def _linear(params: Any, x: Any) -> Any:
-    return x @ params["kernel"]
-
-
-def _first_kernel(key: Any, x: Any) -> Any:
-    return {"kernel": jax.random.normal(key, (x.shape[-1], 3))}
-
-
-class _Linen(linen.Module):
-    @linen.compact
-    def __call__(self, x: Any) -> Any:
-        return linen.Dense(3)(x)
-
-
 COMPOSED: dict[str, Callable[[Any], Any]] = {
     **{
         name: lambda x, name=name: getattr(layers, name)()(_pair(x))
@@ -128,7 +113,7 @@ COMPOSED: dict[str, Callable[[Any], Any]] = {
     },
     "Dot": lambda x: layers.Dot(axes=2)(_pair(x)),
     "MultiHeadAttention": lambda x: layers.MultiHeadAttention(2, 2)(x, x),
-    "GroupedQueryAttention": lambda x: layers.GroupedQueryAttention(2, 2, 1)(x, x),
+    "GroupedQueryAttention": lambda x: layers.GroupQueryAttention(2, 2, 1)(x, x),
     "Bidirectional": lambda x: layers.Bidirectional(layers.LSTM(3))(x),
     "TimeDistributed": lambda x: layers.TimeDistributed(layers.Dense(3))(x),
     "RNN": lambda x: layers.RNN(layers.SimpleRNNCell(3))(x),
@@ -142,14 +127,6 @@ COMPOSED: dict[str, Callable[[Any], Any]] = {
     "ReversibleEmbedding": _tied,
     "Discretization": lambda x: ops.cast(layers.Discretization([-0.5, 0.0, 0.5])(x), "float32"),
     "CategoryEncoding": lambda x: layers.CategoryEncoding(5)(_tokens(x[:, 0])),
-    "JaxLayer": lambda x: layers.JaxLayer(_linear, _first_kernel)(x),
-    "FlaxLayer": lambda x: layers.FlaxLayer(_Linen())(x),
-    "MelSpectrogram": lambda x: layers.MelSpectrogram(
-        fft_length=8, sequence_length=8, sequence_stride=4, num_mel_bins=3
-    )(layers.Flatten()(x)),
-    "STFTSpectrogram": lambda x: layers.STFTSpectrogram(frame_length=8, frame_step=4, fft_length=8)(
-        x
-    ),
 }
 """Layers that take more than one input, another layer, a function or integers, in a model."""
 

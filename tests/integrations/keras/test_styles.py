@@ -10,6 +10,7 @@ QUICK = {"subclassed", "two_optimizers"}
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64"),
+    pytest.mark.filterwarnings("ignore:Your input ran out of data"),
     pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method"),
 ]
 
