@@ -8,7 +8,7 @@ import numpy as np
 from keras import layers, ops
 
 from tests.integrations.keras.features import MAE, Program, fitted
-from tests.integrations.keras.problem import FIT, ROWS, TOKENS, WEIGHTS, X, Y, mlp, normal
+from tests.integrations.keras.problem import CLASSES, FIT, ROWS, TOKENS, WEIGHTS, X, Y, mlp, normal
 
 STYLES: dict[str, Program] = {}
 
@@ -154,6 +154,15 @@ def a_metric_function() -> Any:
         return ops.mean(ops.square(y_true - y_pred), axis=-1)
 
     return fitted(mlp(), compiled={"metrics": [error]})
+
+
+@style
+def a_confusion_matrix() -> Any:
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(3, activation="softmax")])
+    metrics = [keras.metrics.MeanIoU(3, sparse_y_pred=False)]
+    return fitted(
+        model, y=CLASSES, loss="sparse_categorical_crossentropy", compiled={"metrics": metrics}
+    )
 
 
 @style

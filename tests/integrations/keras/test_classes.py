@@ -147,8 +147,6 @@ METRIC_ARGUMENTS: dict[str, dict[str, Any]] = {
     "PrecisionAtRecall": {"recall": 0.5},
     "RecallAtPrecision": {"precision": 0.5},
     "MeanRelativeError": {"normalizer": np.full(3, 0.5, "float32")},
-    "IoU": {"num_classes": 2, "target_class_ids": [0, 1]},
-    "MeanIoU": {"num_classes": 2},
     "OneHotIoU": {"num_classes": 3, "target_class_ids": [0, 2]},
     "OneHotMeanIoU": {"num_classes": 3},
 }
@@ -159,6 +157,10 @@ OF_CLASSES = (
 """Metrics whose targets are the numbers of classes."""
 METRICS_LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(("Metric", "MeanMetricWrapper"), "abstract"),
+    **dict.fromkeys(
+        ("BinaryIoU", "IoU", "MeanIoU"),
+        "Keras cannot weigh the examples of such targets: the styles have MeanIoU",
+    ),
     **dict.fromkeys(("Mean", "Sum"), "not of targets and predictions; every fit uses Mean"),
 }
 METRICS = {
