@@ -70,6 +70,7 @@ if typing.TYPE_CHECKING:
         optimizers,
         random,
         saved_model,
+        summary,
         testing,
     )
     from replicax.checkpoint.backup import BackupAndRestore
@@ -152,6 +153,7 @@ __all__ = [
     "scale_regularization_loss",
     "set_compilation_cache",
     "set_virtual_devices",
+    "summary",
     "testing",
     "value_and_grad",
     "values_of",
@@ -184,6 +186,7 @@ _IMPORTED_WHEN_USED = {
     "random": None,
     "saved_model": None,
     "scale_regularization_loss": "replicax.losses",
+    "summary": None,
     "testing": None,
     "values_of": "replicax.optimizers.trees",
     "variables_from": "replicax.optimizers.trees",

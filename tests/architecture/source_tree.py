@@ -19,7 +19,7 @@ FACADE_MODULES = ("experimental", "cluster_resolver", "data")
 FACADE_PACKAGES = (
     *("coordinator", "integrations", "integrations.flax", "integrations.keras", "metrics"),
     "optimizers",
-    *("saved_model", "testing", "tf"),
+    *("saved_model", "summary", "testing", "tf"),
 )
 
 IMPORTS = ast.Import | ast.ImportFrom

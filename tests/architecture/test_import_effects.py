@@ -15,7 +15,7 @@ from tests.architecture.source_tree import FACADE_MODULES, facades
 
 OPTIONAL_PACKAGES = (
     *("click", "flatbuffers", "grain", "keras", "flax", "matplotlib", "optax", "orbax", "ray"),
-    *("rich", "sklearn", "tensorflow", "torch"),
+    *("rich", "sklearn", "tensorboardX", "tensorflow", "torch"),
 )
 MODULES = [
     name

@@ -146,6 +146,7 @@ ATTRIBUTES = {
         values_from_function variable_created_in_scope worker_devices
     """,
     "Sum": "total",
+    "SummaryWriter": "as_default close flush init set_as_default",
     "TPUClusterResolver": """
         connect get_coordination_service_leader get_job_name get_master get_tpu_system_metadata
         set_tpu_topology tpu_hardware_feature

@@ -17,6 +17,7 @@ README_EXAMPLE_LINES = 20
 EXTRA_USES = {
     "data": r"\bDataset\b|\bgrain\b",
     "checkpoint": r"\bCheckpoint\w*\(|\bBackupAndRestore\b|\borbax\b",
+    "tensorboard": r"\bcreate_file_writer\b",
     "demo": r"\bsklearn\b|\bmatplotlib\b",
 }
 

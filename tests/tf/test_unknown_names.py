@@ -126,10 +126,7 @@ SAID = {
         "replicax.tf.nn has no 'leaky_relu'. Write jax.nn.leaky_relu with negative_slope=0.2, "
         "which is not the default there."
     ),
-    "tf.summary.scalar": (
-        "replicax.tf has no 'summary'. Summaries are to come. Until then log the results of "
-        "replicax.metrics with any library."
-    ),
+    "tf.summary.trace_on": "replicax.tf.summary has no 'trace_on'. Write jax.profiler.trace.",
     "tf.keras.wrong": (
         "replicax.tf.keras has no 'wrong'. Write what Keras 3 has instead: docs/keras.md."
     ),

@@ -46,6 +46,7 @@ type that a user would catch anyway. Some are defined where they are raised::
     ├── CheckpointWriteError (OSError)       a checkpoint that could not be written
     ├── CheckpointObjectError (TypeError)    an object that a checkpoint cannot save
     ├── SavedModelError (ValueError)         a model that cannot be saved, or loaded from its files
+    ├── SummaryError (ValueError)            a summary of something that is none of its kind
     ├── OtherWorkerError (RuntimeError)      another worker could not save or restore
     ├── JsonError (ValueError)               text from outside that is no JSON, or beyond the bounds
     │   └── RepeatedNameError                an object with two entries of one name

@@ -37,6 +37,7 @@ from replicax.tf import (
     nest,
     nn,
     saved_model,
+    summary,
     tpu,
     train,
 )
@@ -151,6 +152,7 @@ __all__ = [
     "square",
     "stack",
     "subtract",
+    "summary",
     "tpu",
     "train",
     "uint16",

@@ -9,7 +9,6 @@ the word "Write". Names without a row may be found in JAX by their own name: see
 __all__ = ["REPLACEMENTS"]
 
 _PAGE = "docs/migrating_from_tf_distribute.md"
-_SUMMARY = "Summaries are to come. Until then log the results of replicax.metrics with any library."
 _ORDER = "Leave it out: replicax.function runs assignments in the order of the program."
 _RAGGED = "Arrays are dense: pad them with jax.numpy.pad, and keep their lengths beside them."
 _POOL = "jax.lax.reduce_window"
@@ -74,7 +73,6 @@ REPLACEMENTS = {
     "tf.sparse": "jax.experimental.sparse",
     "tf.string": "numpy.asarray of str, on the host",
     "tf.strings": "numpy.strings, on the host",
-    "tf.summary": _SUMMARY,
     "tf.sysconfig": "replicax.__version__, or run `replicax doctor`",
     "tf.test": "replicax.testing and numpy.testing",
     "tf.types": "jax.typing",
@@ -327,6 +325,11 @@ REPLACEMENTS = {
         "Use replicax.saved_model.save and replicax.saved_model.load; what is in the files is in "
         "docs/concepts/saved_models.md."
     ),
+    "tf.summary.audio": "replicax.summary.image of a spectrogram, or any library for sound",
+    "tf.summary.experimental.*": "replicax.summary.scalar and the others, with a name and a step",
+    "tf.summary.graph": "replicax.Function.lower, which shows the program",
+    "tf.summary.trace_*": "jax.profiler.trace",
+    "tf.summary.write": "replicax.summary.text, or another of replicax.summary",
     "tf.train.CheckpointView": "replicax.tf.train.list_variables",
     "tf.train.Cluster*": "replicax.cluster_resolver.ClusterSpec",
     "tf.train.Coordinator": "threading.Event",

@@ -16,7 +16,7 @@ from jax.core import Tracer
 from replicax.backend import placement
 from replicax.backend.mesh import ReplicaMesh
 from replicax.core import nest
-from replicax.core.errors import DistributedValueError
+from replicax.core.errors import DistributedValueError, TraceError
 from replicax.core.options import RunOptions
 from replicax.core.tracebacks import VALUE_NEEDED, argument_names, name_arguments
 from replicax.engine.compiled.peers import TracedPeers
@@ -96,12 +96,13 @@ def run_traced(
         finally:
             context._end()
         own = {id(value): index for index, value in zip(arguments, local, strict=True)}
-        results, result_structure, outputs = _classify(result, own, peers, variant)
         inner = current_frame()
         assert inner is not None
+        result = result, [values for _, values in inner.asides]
+        results, result_structure, outputs = _classify(result, own, peers, variant)
         created = list(inner.created)
         outputs.uniform.extend(value for _, value in created if value is not None)
-        plan[:] = [results, result_structure, created]
+        plan[:] = [results, result_structure, created, [take for take, _ in inner.asides]]
         return outputs
 
     frame.meshes.append(mesh)
@@ -117,14 +118,21 @@ def run_traced(
     except VALUE_NEEDED as error:
         name_arguments(error, fn, name_of)
         raise
-    results, result_structure, created = plan
+    results, result_structure, created, takers = plan
     pending = sum(value is not None for _, value in created)
     initial = iter(emitted.uniform[len(emitted.uniform) - pending :])
     frame.created.extend(
         (variable, None if value is None else next(initial)) for variable, value in created
     )
     merged = [_outer_value(result, emitted, leaves, mesh) for result in results]
-    return nest.unflatten(result_structure, merged)
+    result, asides = nest.unflatten(result_structure, merged)
+    if asides and not frame.is_own_level():
+        raise TraceError(
+            "a summary was recorded in a run inside a loop or a branch, from which it does not "
+            "leave. Return the value from run, and record it outside."
+        )
+    frame.asides.extend(zip(takers, asides, strict=True))
+    return result
 
 
 def _as_argument(leaf: Any, path: str) -> Argument | None:

@@ -124,6 +124,8 @@ def trace_function(
             except HostLoopRequired as error:
                 result = None
                 dropped.append(error)
+            if frame.asides and not dropped:
+                result = result, [values for _, values in frame.asides]
             leaves, structure = nest.flatten(result)
             outputs: list[Any] = []
             results = [_classify(leaf, outputs) for leaf in leaves]
@@ -249,6 +251,7 @@ class Program:
         self._read = [key for key in state if key not in written] + list(captured.values())
         self._structure = traced.structure
         self._results = traced.results
+        self._takers = [take for take, _ in traced.frame.asides]
         self.returns_arguments = any(
             isinstance(result, TracedObject) and isinstance(result.value, PassedThrough)
             for result in traced.results
@@ -385,6 +388,20 @@ class Program:
             self.launcher.watch(lambda arrays: series.note([arrays[index] for index in here]))
 
     def _finisher(self, outputs: list[jax.Array]) -> Callable[[list[jax.Array]], Any]:
+        """How outputs like these become the result; hands on what leaves beside it."""
+        finish, takers = self._result_maker(outputs), self._takers
+        if not takers:
+            return finish
+
+        def finish_and_hand_on(outputs: list[jax.Array]) -> Any:
+            result, asides = finish(outputs)
+            for take, values in zip(takers, asides, strict=True):
+                take(values)
+            return result
+
+        return finish_and_hand_on
+
+    def _result_maker(self, outputs: list[jax.Array]) -> Callable[[list[jax.Array]], Any]:
         """How outputs like these become the result."""
         first = -self._num_results
         wraps = [

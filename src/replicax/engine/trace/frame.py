@@ -144,6 +144,8 @@ class Frame:
         exchange: Gives the values of all variants of this trace; there is usually one.
         meshes: The meshes used by the program, for the caller.
         compiler_options: Options for the program, for the caller.
+        asides: What leaves the program beside its results: for each a function that gets the values
+            after every launch, without waiting for them, and the values.
         stand_in: What takes the place of a variable in this trace, for the caller; None where
             every variable is itself.
     """
@@ -158,6 +160,7 @@ class Frame:
         self.exchange: Callable[[Any], list[Any]] = lambda value: [value]
         self.meshes: list[Any] = []
         self.compiler_options: dict[str, Any] = {}
+        self.asides: list[tuple[Callable[[Any], None], tuple[Any, ...]]] = []
         self.stand_in: Callable[[Any], Any] | None = None
         self._base: Any = None
         self._touched_in: Callable[[], Any] = lambda: None  # the inner trace that last did
