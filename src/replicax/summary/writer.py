@@ -38,7 +38,7 @@ MAX_WAITING = 1000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Record:
+class _Waiting:
     """A value to be written.
 
     Attributes:
@@ -77,7 +77,7 @@ class SummaryWriter:
         self._folder = folder
         self._seconds_between = seconds_between
         self._suffix = suffix
-        self._waiting: queue.Queue[_Record | threading.Event | None] = queue.Queue(max_waiting)
+        self._waiting: queue.Queue[_Waiting | threading.Event | None] = queue.Queue(max_waiting)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_closed = False
@@ -169,7 +169,7 @@ class SummaryWriter:
                     daemon=True,
                 )  # fmt: skip
                 self._thread.start()
-        self._waiting.put(_Record(kind, tag, value, step, time.time(), options))
+        self._waiting.put(_Waiting(kind, tag, value, step, time.time(), options))
 
 
 _open: weakref.WeakSet[SummaryWriter] = weakref.WeakSet()
