@@ -72,7 +72,7 @@ def test_a_worker_that_waits_for_the_others_to_agree_stays_alive(tmp_path):
 @pytest.mark.parametrize("how", ["storm", full_only("late"), full_only("handlers")])
 def test_workers_leave_at_one_step_whenever_and_however_often_they_are_told(how, tmp_path):
     with start("told", tmp_path, how, file=PROGRAMS) as cluster:
-        assert cluster.wait(90) == [PREEMPTED, PREEMPTED], cluster.output()
+        assert cluster.wait(180) == [PREEMPTED, PREEMPTED], cluster.output()
         one, other = results(cluster)
     assert one["w"] == other["w"]
     assert 0 < one["w"] < preemption_programs.NUM_TOLD_STEPS
