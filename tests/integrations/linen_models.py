@@ -69,7 +69,7 @@ def forward(state, params, batch_stats, x, key):
     return state.apply_fn(
         {"params": params, "batch_stats": batch_stats},
         x,
-        train=True,
+        train=len(x) > 0,
         mutable=["batch_stats"],
         rngs={"dropout": key},
     )
