@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax.core import nest
 from replicax.core.errors import VariableError
@@ -27,16 +28,16 @@ def value_and_grad(
     Args:
         loss_fn: A function without arguments that returns a scalar (with
             `has_aux`: a pair of it and anything else).
-        variables: The variables, in any nest; the gradients come in that nest. Where it has
-            anything else, or a variable of integers, the gradient is None.
+        variables: The variables, in any nest; the gradients come in that nest. In a tree, the
+            gradient of what is no variable of floats is None.
         has_aux: Whether `loss_fn` returns a pair.
 
     Returns:
         What `loss_fn` returned, and the gradients.
 
     Raises:
-        VariableError: If `variables` contains no variable of floats, or one of them twice.
-        TypeError: Without `variables`.
+        VariableError: If `variables` is a list with an array, or has no variable or one twice.
+        TypeError: Without `variables`, or if all of them are of integers.
 
     Example:
         >>> import replicax as rx
@@ -48,12 +49,19 @@ def value_and_grad(
     _require_variables(variables, "value_and_grad")
     given, structure = nest.flatten(variables)
     held = [variable_of(leaf) for leaf in given]
-    leaves = [leaf for leaf in held if is_differentiable(leaf)]
-    if not leaves and held:
+    all_variables = [leaf for leaf in held if isinstance(leaf, Variable)]
+    # A tree may have frozen arrays in it, a list says what to differentiate by.
+    named = variables if isinstance(variables, (list, tuple)) else ()
+    others = [leaf for leaf in named if isinstance(leaf, (jax.Array, np.ndarray))]
+    if not all_variables:
+        others += held
+    if others:
         raise VariableError(
-            "value_and_grad differentiates with respect to variables of floats; got "
-            f"{held[0]!r}. For arrays use jax.value_and_grad."
+            "value_and_grad differentiates with respect to variables; got "
+            f"{others[0]!r}. For arrays use jax.value_and_grad."
         )
+    # Where none can have a gradient, JAX says so.
+    leaves = [leaf for leaf in all_variables if is_differentiable(leaf)] or all_variables
     if len({id(leaf) for leaf in leaves}) != len(leaves):
         names = [leaf.name for leaf in leaves]
         raise VariableError(f"value_and_grad got the same variable twice: {names}.")
@@ -96,8 +104,8 @@ def grad(loss_fn: Callable[[], Any], variables: Any = None, has_aux: bool = Fals
         The gradients.
 
     Raises:
-        VariableError: If `variables` contains no variable of floats, or one of them twice.
-        TypeError: Without `variables`.
+        VariableError: If `variables` is a list with an array, or has no variable or one twice.
+        TypeError: Without `variables`, or if all of them are of integers.
 
     Example:
         >>> import replicax as rx
