@@ -182,6 +182,20 @@ def test_callbacks_are_refused_by_name(coordinator):
         coordinator.schedule(lambda x: jax.debug.callback(print, x), args=(1.0,))
 
 
+def test_a_gradient_by_rows_is_no_result(strategy, coordinator):
+    with strategy.scope():
+        table = rx.Variable(np.ones((3, 2), np.float32))
+
+    def gradient(rows):
+        return rx.grad(lambda: table.gather(rows).sum(), table)
+
+    rows = np.array([1, 1], np.int32)
+    with pytest.raises(TraceError, match=r"gradient' returns the RowGradient .*\(3, 2\).*dense"):
+        coordinator.schedule(gradient, args=(rows,))
+    value = coordinator.schedule(lambda rows: gradient(rows).dense(), args=(rows,))
+    np.testing.assert_array_equal(value.fetch(), [[0, 0], [2, 2], [0, 0]])
+
+
 def test_a_variable_that_is_on_no_server_is_refused_by_name(coordinator):
     local = rx.Variable(1.0, name="local")
     with pytest.raises(VariableError, match="uses variable 'local', which is on no parameter"):

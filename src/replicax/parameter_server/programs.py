@@ -32,6 +32,7 @@ from replicax.parameter_server.messages import (
 )
 from replicax.parameter_server.storage import ServerStorage
 from replicax.parameter_server.tracing import ElementKey, RowsKey, UpdatePurpose, WorkerKey
+from replicax.variables.rows import RowGradient
 
 Submit = Callable[["ClosureProgram", list[Array]], Any]
 
@@ -87,7 +88,7 @@ def refuse_what_workers_lack(traced: TracedFunction, name: str) -> None:
     """Raises where a closure needs what is in this process only.
 
     Raises:
-        TraceError: If it calls back into Python.
+        TraceError: If it calls back into Python, or returns a gradient by rows, which is no array.
         VariableError: If it uses a variable that is on no server.
     """
     callback = next(callbacks_in(traced.jaxpr), None)
@@ -96,6 +97,12 @@ def refuse_what_workers_lack(traced: TracedFunction, name: str) -> None:
             f"closure {name!r} calls {callback}, and runs on a worker, where there is nothing to "
             "call back. Return the value, and look at it in the coordinator."
         )
+    for result in traced.results:
+        if isinstance(result, TracedObject) and isinstance(result.value, RowGradient):
+            raise TraceError(
+                f"closure {name!r} returns the RowGradient of a variable of shape "
+                f"{result.value.shape}. Return gradient.dense(), or its rows and values."
+            )
     for key in traced.frame.entered:
         if isinstance(key, Storage) and not isinstance(key, ServerStorage):
             raise VariableError(
