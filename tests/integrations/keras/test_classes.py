@@ -147,8 +147,6 @@ METRIC_ARGUMENTS: dict[str, dict[str, Any]] = {
     "PrecisionAtRecall": {"recall": 0.5},
     "RecallAtPrecision": {"precision": 0.5},
     "MeanRelativeError": {"normalizer": np.full(3, 0.5, "float32")},
-    "OneHotIoU": {"num_classes": 3, "target_class_ids": [0, 2]},
-    "OneHotMeanIoU": {"num_classes": 3},
 }
 OF_CLASSES = (
     *("SparseCategoricalAccuracy", "SparseCategoricalCrossentropy"),
@@ -158,8 +156,8 @@ OF_CLASSES = (
 METRICS_LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(("Metric", "MeanMetricWrapper"), "abstract"),
     **dict.fromkeys(
-        ("BinaryIoU", "IoU", "MeanIoU"),
-        "Keras cannot weigh the examples of such targets: the styles have MeanIoU",
+        ("BinaryIoU", "IoU", "MeanIoU", "OneHotIoU", "OneHotMeanIoU"),
+        "not with weights of the examples, see docs/keras.md: the styles have MeanIoU",
     ),
     **dict.fromkeys(("Mean", "Sum"), "not of targets and predictions; every fit uses Mean"),
 }
