@@ -3,7 +3,8 @@
 import pytest
 
 import replicax as rx
-from tests.parameter_server.transports import TRANSPORTS
+from replicax.ray_cluster.session import Session
+from tests.parameter_server.transports import RAY, TRANSPORTS
 
 
 def cluster_of(num_workers, num_servers):
@@ -16,6 +17,17 @@ def cluster_of(num_workers, num_servers):
     )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def ray_session(request):
+    """A cluster of Ray, if a test wants one; it changes the environment before any test begins."""
+    names = [item.nodeid for item in request.session.items]
+    if not any(f"[{RAY}" in name or "test_on_ray" in name for name in names):
+        yield None
+        return
+    with Session(num_cpus=16) as session:
+        yield session
+
+
 @pytest.fixture(params=TRANSPORTS)
 def new_strategy(request):
     """``new_strategy(num_workers, num_servers, partitioner)``; ended with the test."""
@@ -23,7 +35,7 @@ def new_strategy(request):
 
     def make(num_workers=2, num_servers=2, partitioner=None):
         strategy = rx.ParameterServerStrategy(
-            cluster_of(num_workers, num_servers), partitioner, transport=TRANSPORTS[request.param]
+            cluster_of(num_workers, num_servers), partitioner, transport=request.param
         )
         made.append(strategy)
         return strategy

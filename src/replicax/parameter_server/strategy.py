@@ -17,6 +17,7 @@ from replicax.engine.protocols import CompiledCallable, StrategyLike
 from replicax.parameter_server.cluster import OnServers, Partition, ServerCluster
 from replicax.parameter_server.embedded import EmbeddedTransport
 from replicax.parameter_server.optimizing import ServerOptimizers
+from replicax.parameter_server.ray_transport import RayTransport
 from replicax.parameter_server.storage import ServerStorage
 from replicax.parameter_server.tracing import require_closure
 from replicax.parameter_server.transport import StartTransport
@@ -27,7 +28,7 @@ from replicax.variables import construction
 from replicax.variables.colocation import asked_primary, colocated_on
 from replicax.variables.variable import Variable
 
-TRANSPORTS: dict[str, StartTransport] = {"embedded": EmbeddedTransport}
+TRANSPORTS: dict[str, StartTransport] = {"embedded": EmbeddedTransport, "ray": RayTransport}
 
 
 class ParameterServerExtended(StrategyExtended):
@@ -196,7 +197,8 @@ class ParameterServerStrategy(Strategy):
         variable_partitioner: Says into how many shards a variable is cut, from its shape and dtype;
             None for variables that are whole. See ``experimental.partitioners``.
         transport: How workers and servers are reached: ``"embedded"`` for threads of this process,
-            where the addresses of `cluster_resolver` are not used, or a function that starts one.
+            ``"ray"`` for processes that Ray starts, or a function that starts one. Neither uses the
+            addresses of `cluster_resolver`.
 
     Raises:
         ClusterError: If there is no ``ps`` or no ``worker`` task.
