@@ -23,7 +23,7 @@ LOOPBACK = "127.0.0.1"
 KEEPER = pathlib.Path(__file__).with_name("keeper_process.py")
 
 _OBJECT_STORE_BYTES = 100 * 2**20  # arrays do not travel by it
-_START_SECONDS = 120.0
+_START_SECONDS = 300.0
 _END_SECONDS = 30.0
 _LOOK_SECONDS = 0.05
 _LONGEST_FOLDER = 40  # a socket of Ray has a path of 107 letters at most, and Ray adds about 65
