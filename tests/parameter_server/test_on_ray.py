@@ -1,9 +1,7 @@
 """Servers and workers as processes that Ray starts: what is lost, what is noticed, what is left."""
 
 import os
-import random
 import signal
-import threading
 import time
 
 import numpy as np
@@ -110,33 +108,3 @@ def test_a_stopped_worker_is_noticed_and_its_closures_run_elsewhere(new_job, ray
         for _ in range(1000):
             job.schedule(0)
             job.coordinator.join()
-
-
-@pytest.mark.slow
-def test_workers_that_are_killed_and_stopped_at_random_lose_and_repeat_nothing(new_job):
-    num_closures = 300
-    job = new_job(3, 2, num_closures)
-    rng = random.Random(4)
-    is_over = threading.Event()
-    accidents = []
-
-    def have_accidents():
-        while not is_over.wait(rng.uniform(0.5, 3.0)):
-            task = rng.choice(job.transport.workers)
-            if task.placed.address is not None:
-                number = rng.choice([signal.SIGKILL, signal.SIGSTOP])
-                os.kill(task.placed.pid, number)
-                accidents.append(number)
-
-    thread = threading.Thread(target=have_accidents)
-    thread.start()
-    try:
-        for index in range(num_closures):
-            job.schedule(index)
-            time.sleep(0.05)
-        job.coordinator.join()
-    finally:
-        is_over.set()
-        thread.join()
-    job.check()
-    assert len(accidents) > 3
