@@ -2,7 +2,16 @@
 
 import pathlib
 
-from website.pictures import batch, benchmark, contexts, engine, logical_devices, step, variables
+from website.pictures import (
+    batch,
+    benchmark,
+    contexts,
+    engine,
+    logical_devices,
+    parameter_servers,
+    step,
+    variables,
+)
 from website.pictures.svg import Picture
 
 FOLDER = pathlib.Path(__file__).parents[2] / "docs" / "pictures"
@@ -10,7 +19,7 @@ FOLDER = pathlib.Path(__file__).parents[2] / "docs" / "pictures"
 
 def drawings() -> dict[str, Picture]:
     """Each picture by the name of its file."""
-    return {
-        module.__name__.rpartition(".")[2]: module.draw()
-        for module in (batch, benchmark, contexts, engine, logical_devices, step, variables)
-    }
+    modules = [
+        batch, benchmark, contexts, engine, logical_devices, parameter_servers, step, variables,
+    ]  # fmt: skip
+    return {module.__name__.rpartition(".")[2]: module.draw() for module in modules}
