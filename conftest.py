@@ -22,9 +22,15 @@ NUM_CPU_DEVICES = 8
 MIN_CLIENT_THREADS = 32
 
 # Written by other libraries: pytest names the running test, scikit-learn sets up its OpenMP, Keras
-# tells TensorFlow how to take memory.
+# tells TensorFlow how to take memory, tensorboardX how to compute checksums.
 FOREIGN_VARIABLES = frozenset(
-    {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TF_FORCE_GPU_ALLOW_GROWTH"}
+    {
+        "CRC32C_SW_MODE",
+        "KMP_DUPLICATE_LIB_OK",
+        "KMP_INIT_AT_FORK",
+        "PYTEST_CURRENT_TEST",
+        "TF_FORCE_GPU_ALLOW_GROWTH",
+    }
 )
 
 THREAD_GRACE_SECONDS = 2.0

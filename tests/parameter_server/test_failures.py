@@ -89,3 +89,17 @@ def test_few_closures_wait_when_the_queue_is_small(new_strategy):
         assert coordinator.stats().queued <= 2
     coordinator.join()
     assert int(total) == 20
+
+
+def test_an_error_of_the_coordinator_itself_ends_the_wait(new_strategy, monkeypatch):
+    coordinator = rx.coordinator.ClusterCoordinator(new_strategy(num_workers=1))
+
+    def broken(*args):
+        raise RuntimeError("no more figures")
+
+    monkeypatch.setattr(coordinator._counting, "note_start", broken)
+    value = coordinator.schedule(lambda: 1)
+    with pytest.raises(RuntimeError, match="no more figures"):
+        coordinator.join()
+    with pytest.raises(RuntimeError, match="no more figures"):
+        value.fetch()

@@ -47,6 +47,13 @@ type that a user would catch anyway. Some are defined where they are raised::
     ├── CheckpointObjectError (TypeError)    an object that a checkpoint cannot save
     ├── SavedModelError (ValueError)         a model that cannot be saved, or loaded from its files
     ├── SummaryError (ValueError)            a summary of something that is none of its kind
+    ├── ClosureCancelledError (RuntimeError)  a closure that was not run, as one before it failed
+    ├── TaskGoneError (RuntimeError)         a task beside parameter servers that does not answer
+    │   ├── WorkerGoneError                  a worker; what it ran may be run elsewhere
+    │   └── ServerGoneError                  a parameter server, with what it held
+    ├── FencedError (RuntimeError)           an attempt at a closure that has been given up
+    ├── TokenError (ConnectionError)         a peer without the token of the cluster
+    ├── MessageError (ValueError)            bytes of a peer that are no message
     ├── OtherWorkerError (RuntimeError)      another worker could not save or restore
     ├── JsonError (ValueError)               text from outside that is no JSON, or beyond the bounds
     │   └── RepeatedNameError                an object with two entries of one name

@@ -468,7 +468,11 @@ def _drive(coordinator: weakref.ref[ClusterCoordinator], queue: ClosureQueue, wo
         own = coordinator()
         if closure is None or own is None:
             return
-        own._execute(worker, closure)
+        try:
+            own._execute(worker, closure)
+        except BaseException as error:  # a defect; `join` must not wait for this worker for ever
+            queue.fail_for_good(error, worker)
+            return
         alive = own._alive[worker]
         del own, closure
         while not alive.wait(1.0):

@@ -41,7 +41,16 @@ class PerWorkerValues:
 
 
 class PerWorkerDataset:
-    """A dataset on each worker; made by ``ClusterCoordinator.create_per_worker_dataset``."""
+    """A dataset on each worker; made by ``ClusterCoordinator.create_per_worker_dataset``.
+
+    Example:
+        >>> import replicax as rx
+        >>> cluster = rx.cluster_resolver.SimpleClusterResolver({"ps": ["a:1"], "worker": ["b:1"]})
+        >>> coordinator = rx.coordinator.ClusterCoordinator(rx.ParameterServerStrategy(cluster))
+        >>> dataset = coordinator.create_per_worker_dataset(lambda: [1.0, 2.0])
+        >>> dataset.element_spec
+        ShapeDtypeStruct(shape=(), dtype=float32)
+    """
 
     def __init__(
         self, coordinator: ClusterCoordinator, dataset_id: int, dataset_fn: Callable[[], Any]
@@ -62,7 +71,17 @@ class PerWorkerDataset:
 
 
 class PerWorkerIterator(Iterator[Any]):
-    """An iterator on each worker: ``next`` in a closure gives the next element of its worker."""
+    """An iterator on each worker: ``next`` in a closure gives the next element of its worker.
+
+    Example:
+        >>> import replicax as rx
+        >>> cluster = rx.cluster_resolver.SimpleClusterResolver({"ps": ["a:1"], "worker": ["b:1"]})
+        >>> coordinator = rx.coordinator.ClusterCoordinator(rx.ParameterServerStrategy(cluster))
+        >>> iterator = iter(coordinator.create_per_worker_dataset(lambda: [1.0, 2.0]))
+        >>> values = [coordinator.schedule(next, args=(iterator,)) for _ in range(2)]
+        >>> sorted(coordinator.fetch(value).item() for value in values)
+        [1.0, 2.0]
+    """
 
     def __init__(self, strategy: Any, iterator_id: int, spec: DatasetSpec) -> None:
         """The iterator of this number."""

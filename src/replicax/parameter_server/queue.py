@@ -212,9 +212,12 @@ class ClosureQueue:
             self._cancel_waiting(f"closure {closure.program.spec.name!r} failed before it")
             self._changed.notify_all()
 
-    def fail_for_good(self, error: BaseException) -> None:
-        """Nothing can be run any more."""
+    def fail_for_good(self, error: BaseException, worker: int | None = None) -> None:
+        """Nothing can be run any more; `worker`, if one is given, runs nothing now."""
         with self._changed:
             self._fatal = error
+            closure = None if worker is None else self._running.pop(worker, None)
+            if closure is not None:
+                closure.value._fail(error)
             self._cancel_waiting(str(error))
             self._changed.notify_all()

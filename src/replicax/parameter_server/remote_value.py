@@ -15,7 +15,18 @@ from replicax.core.errors import ReplicaxError
 
 
 class ClosureCancelledError(ReplicaxError, RuntimeError):
-    """A closure was not run, because another one failed before it."""
+    """A closure was not run, because another one failed before it, or the coordinator was closed.
+
+    Example:
+        >>> import replicax as rx
+        >>> cluster = rx.cluster_resolver.SimpleClusterResolver({"ps": ["a:1"], "worker": ["b:1"]})
+        >>> coordinator = rx.coordinator.ClusterCoordinator(rx.ParameterServerStrategy(cluster))
+        >>> coordinator.close()
+        >>> coordinator.schedule(lambda: 1)
+        Traceback (most recent call last):
+        ...
+        replicax...ClosureCancelledError: the coordinator is closed, and schedules no more.
+    """
 
 
 class RemoteValue:

@@ -22,6 +22,17 @@ class CoordinatorStats:
         per_second: How many each worker ran in a second, from its first one to its last.
         staleness: How many closures changed the variables of one between its reading and its own
             updates, and how many closures that was so for.
+
+    Example:
+        >>> import replicax as rx
+        >>> cluster = rx.cluster_resolver.SimpleClusterResolver({"ps": ["a:1"], "worker": ["b:1"]})
+        >>> coordinator = rx.coordinator.ClusterCoordinator(rx.ParameterServerStrategy(cluster))
+        >>> for _ in range(3):
+        ...     value = coordinator.schedule(lambda: None)
+        >>> coordinator.join()
+        >>> stats = coordinator.stats()
+        >>> stats.applied, stats.queued, stats.by_worker
+        (3, 0, (3,))
     """
 
     scheduled: int

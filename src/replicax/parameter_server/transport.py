@@ -49,11 +49,21 @@ class TaskGoneError(ReplicaxError, RuntimeError):
 
 
 class WorkerGoneError(TaskGoneError):
-    """A worker has ended, was stopped or does not answer; what it ran may be run elsewhere."""
+    """A worker has ended, was stopped or does not answer; what it ran may be run elsewhere.
+
+    Example:
+        >>> WorkerGoneError("worker 1 has ended", 1).index
+        1
+    """
 
 
 class ServerGoneError(TaskGoneError):
-    """A server has ended, was stopped or does not answer; what it held is lost."""
+    """A server has ended, was stopped or does not answer; what it held is lost.
+
+    Example:
+        >>> ServerGoneError("server 0 has ended", 0).index
+        0
+    """
 
 
 class FencedError(ReplicaxError, RuntimeError):

@@ -27,7 +27,17 @@ from replicax.values.operators import plain
 
 
 class SummaryError(ReplicaxError, ValueError):
-    """A summary of something that is none of its kind."""
+    """A summary of something that is none of its kind.
+
+    Example:
+        >>> import tempfile
+        >>> import replicax as rx
+        >>> with rx.summary.create_file_writer(tempfile.mkdtemp()).as_default():
+        ...     rx.summary.scalar("losses", [1.0, 2.0], step=0)
+        Traceback (most recent call last):
+        ...
+        replicax.summary.recording.SummaryError: ...
+    """
 
 
 def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> None:
