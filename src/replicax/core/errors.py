@@ -48,7 +48,7 @@ type that a user would catch anyway. Some are defined where they are raised::
     ├── SavedModelError (ValueError)         a model that cannot be saved, or loaded from its files
     ├── SummaryError (ValueError)            a summary of something that is none of its kind
     ├── ClosureCancelledError (RuntimeError)  a closure that was not run, as one before it failed
-    ├── TaskGoneError (RuntimeError)         a task beside parameter servers that does not answer
+    ├── TaskGoneError (RuntimeError)         a task of parameter servers does not answer
     │   ├── WorkerGoneError                  a worker; what it ran may be run elsewhere
     │   └── ServerGoneError                  a parameter server, with what it held
     ├── FencedError (RuntimeError)           an attempt at a closure that has been given up
