@@ -6,6 +6,7 @@ be on a laptop: ``python -m tests.docs.run_page <page>``. The page asks for the 
 
 import contextlib
 import io
+import itertools
 import pathlib
 import sys
 import types
@@ -18,7 +19,7 @@ def run_page(path: pathlib.Path) -> None:
     """Runs every block and compares what it prints with the output block after it."""
     page = types.ModuleType("__main__")
     blocks = blocks_of(path)
-    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, following in itertools.zip_longest(blocks, blocks[1:]):
         if block.language != "python":
             continue
         printed = _run(block, page, f"{page_name(path)}, block at line {block.line}")
