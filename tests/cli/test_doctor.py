@@ -75,7 +75,7 @@ def test_the_extras_that_install_what_is_missing_are_named(monkeypatch: pytest.M
 def test_every_library_that_an_extra_installs_is_known():
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    helpers = {"google-crc32c", "flatbuffers"}  # of no use alone
+    helpers = {"flatbuffers", "google-crc32c", "pillow"}  # of no use alone
     installed = {
         re.split(r"[<>=\[]", requirement)[0]: extra
         for extra, requirements in extras.items()

@@ -432,11 +432,17 @@ def check_central_storage(tmp_path):
     assert v.devices() == {jax.devices()[0]}
 
 
-@row(GUIDE, "`ParameterServerStrategy`", "not possible")
+@row(GUIDE, "`ParameterServerStrategy`, `ClusterCoordinator`", "unchanged")
 def check_parameter_servers(tmp_path):
-    for module in (tf.distribute, tf.distribute.experimental):
-        with pytest.raises(AttributeError, match="Parameter servers are to come"):
-            module.ParameterServerStrategy  # noqa: B018
+    cluster = tf.train.ClusterSpec({"ps": ["localhost:1"], "worker": ["localhost:2"]})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster)
+    strategy = tf.distribute.experimental.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        v = tf.Variable(1.0)
+    value = coordinator.schedule(tf.function(lambda x: v.assign_add(x).read_value()), args=(2.0,))
+    coordinator.join()
+    assert (value.fetch(), v.numpy()) == (3.0, 3.0)
 
 
 @row(GUIDE, "the default strategy, `OneDeviceStrategy`", "unchanged")

@@ -26,6 +26,7 @@ REQUIRED = ("replicax", "jax", "jaxlib", "numpy", "optax")
 EXTRAS = {
     "grain": "data",
     "orbax-checkpoint": "checkpoint",
+    "tensorboardX": "tensorboard",
     **{name: name for name in ("flax", "keras", "ray")},
 }
 OPTIONAL = (*EXTRAS, "datasets", "tensorflow", "torch")

@@ -105,7 +105,7 @@ class CallSite:
         owner: weakref.ref[Any] | None = None,
         lifts: bool = False,
         max_programs: int | None = None,
-        program_of: Callable[..., Any] = Program,
+        program_of: Callable[..., Any] | None = None,
     ) -> None:
         """A site without programs; they are compiled when they are first needed.
 
@@ -116,10 +116,10 @@ class CallSite:
             lifts: Whether captured values that change become inputs of the programs.
             max_programs: How many are kept; the oldest goes first.
             program_of: Makes a program, with the methods of `Program` that are used here, of what
-                was traced.
+                was traced; `Program` if None.
         """
         self._donate = donate
-        self._program_of = program_of
+        self._program_of = Program if program_of is None else program_of
         self._owner = owner
         self._is_input = can_be_input if lifts else None
         self._max_programs = max_programs
