@@ -18,7 +18,7 @@ for _ in range(3):
     if os.fork():
         break
     os.setsid()
-os.write(1, f"{os.getpid()}\n".encode())  # at once, as four processes write
+os.write(1, b"%d\\n" % os.getpid())  # at once, as four processes write
 if os.getpid() == os.getsid(0) and sys.argv[1:] == ["orphan"]:
     os._exit(0)
 while True: signal.pause()
