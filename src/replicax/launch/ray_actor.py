@@ -36,10 +36,11 @@ class WorkerActor:
         >>> actor = WorkerActor("127.0.0.1")
         >>> address = actor.reserve()
         >>> pid = actor.start(WorkerPlan(0, ("echo", "hello"), {}), "/")
-        >>> actor.follow(10.0)[0]
-        b'hello\n'
-        >>> actor.end()
-        0
+        >>> said, code = actor.follow(10.0)
+        >>> while code is None:
+        ...     more, code = actor.follow(10.0)
+        >>> said, code, actor.end()
+        (b'hello\n', 0, 0)
     """
 
     def __init__(self, host: str) -> None:
