@@ -57,6 +57,12 @@ ATTRIBUTES = {
     "DistributedVariable": "values",
     "Drawing": "blocks save shape svg title",
     "EquivalenceReport": "largest_difference num_steps num_values replicas",
+    "Estimator": """
+        config evaluate get_variable_names get_variable_value latest_checkpoint model_dir params
+        predict train
+    """,
+    "EstimatorSpec": "eval_metric_ops loss mode predictions train_op",
+    "EvalSpec": "hooks input_fn name steps throttle_secs",
     "Function": "input_signature lower lower_run python_function trace_count",
     "Generator": "next_key next_replica_key state",
     "HardwareFeature": "EmbeddingFeature embedding_feature num_embedding_devices_per_chip",
@@ -81,6 +87,7 @@ ATTRIBUTES = {
     """,
     "Mirrored": "dtype mesh numpy read_value shape values",
     "MirroredReport": "names num_copies",
+    "ModeKeys": "EVAL PREDICT TRAIN",
     "MultiStepContext": """
         last_step_outputs non_tensor_outputs run_op set_last_step_output set_non_tensor_output
     """,
@@ -118,11 +125,18 @@ ATTRIBUTES = {
     "RestoreStatus": """
         assert_consumed assert_existing_objects_matched assert_nontrivial_match expect_partial
     """,
+    "RunConfig": """
+        eval_distribute keep_checkpoint_max log_step_count_steps model_dir replace
+        save_checkpoints_secs save_checkpoints_steps tf_random_seed train_distribute
+    """,
     "RunOptions": """
         experimental_bucketizing_dynamic_shape experimental_enable_dynamic_batch_size
         experimental_xla_options
     """,
     "ServerVariable": "add_rows assign_rows gather shard_shapes",
+    "SessionRunContext": "request_stop stop_requested",
+    "SessionRunHook": "after_run before_run begin end",
+    "SessionRunValues": "results",
     "Sharding": "partitioner stage",
     "SlurmClusterResolver": "get_task_info",
     "Strategy": """
@@ -160,6 +174,7 @@ ATTRIBUTES = {
         num_tasks num_tpus_per_task serialized task_ordinal_at_coordinates
         tpu_device_name_at_coordinates tpu_device_ordinal_at_coordinates
     """,
+    "TrainSpec": "hooks input_fn max_steps",
     "ValueContext": "num_replicas_in_sync replica_id_in_sync_group",
     "Variable": """
         aggregation assign assign_add assign_sub devices distribute_strategy dtype name ndim numpy

@@ -87,6 +87,21 @@ SIGNATURES = {
     "distribute.has_strategy": "",
     "distribute.in_cross_replica_context": "",
     "divide": "x, y, name=None",
+    "estimator.Estimator": "model_fn, model_dir=None, config=None, params=None",
+    "estimator.Estimator.evaluate": (
+        "self, input_fn, steps=None, hooks=None, checkpoint_path=None, name=None"
+    ),
+    "estimator.Estimator.get_variable_names": "self",
+    "estimator.Estimator.get_variable_value": "self, name",
+    "estimator.Estimator.latest_checkpoint": "self",
+    "estimator.Estimator.predict": (
+        "self, input_fn, predict_keys=None, hooks=None, checkpoint_path=None, "
+        "yield_single_examples=True"
+    ),
+    "estimator.Estimator.train": "self, input_fn, hooks=None, steps=None, max_steps=None",
+    "estimator.EvalSpec": "input_fn, steps=100, name=None, hooks=None, throttle_secs=0",
+    "estimator.TrainSpec": "input_fn, max_steps=None, hooks=None",
+    "estimator.train_and_evaluate": "estimator, train_spec, eval_spec",
     "function": (
         "func=None, input_signature=None, autograph=True, jit_compile=None, "
         "reduce_retracing=False, experimental_implements=None, "
@@ -137,6 +152,13 @@ MISSING = {
     "tf.nn.no_such": "replicax.tf.nn has no 'no_such'. JAX has no function of that name either.",
     "tf.math.exp": "replicax.tf.math has no 'exp'. Write jax.numpy.exp.",
     "tf.math.lgamma": "replicax.tf.math has no 'lgamma'. Write jax.scipy.special.gammaln.",
+    "tf.estimator.DNNClassifier": (
+        "replicax.tf.estimator has no 'DNNClassifier'. Write replicax.tf.estimator.Estimator with "
+        "a model_fn of your own; see docs/estimator.md."
+    ),
+    "tf.estimator.FinalExporter": (
+        "replicax.tf.estimator has no 'FinalExporter'. Write replicax.saved_model.save."
+    ),
     "tf.math.digamma": "replicax.tf.math has no 'digamma'. Write jax.scipy.special.digamma.",
 }
 
@@ -250,5 +272,8 @@ def test_the_lines_that_a_gradient_tape_proposes_work():
 def test_everything_can_be_imported_by_its_place():
     for name in ("compat", "compat.v1", "compat.v1.distribute"):
         assert importlib.import_module(f"replicax.tf.{name}") is _find(name)
-    for name in ("config", "config.experimental", "distribute", "dtypes", "math", "nest", "nn"):
+    for name in (
+        *("config", "config.experimental", "distribute", "dtypes", "estimator", "math"),
+        *("nest", "nn"),
+    ):
         assert importlib.import_module(f"replicax.tf.{name}") is _find(name)

@@ -371,6 +371,11 @@ REPLACEMENTS = {
     "tf.dtypes.resource": "replicax.Variable",
     "tf.dtypes.variant": "a Python object, outside of replicax.function",
     "tf.dtypes.*": _QUANTIZED,
+    "tf.estimator.*Exporter": "replicax.saved_model.save",
+    "tf.estimator.*Hook": "a class that inherits from replicax.tf.estimator.SessionRunHook",
+    "tf.estimator.*": (
+        "replicax.tf.estimator.Estimator with a model_fn of your own; see docs/estimator.md"
+    ),
     "tf.errors.InvalidArgumentError": "ValueError, or replicax.ReplicaxError",
     "tf.errors.NotFoundError": "FileNotFoundError, or replicax.ReplicaxError",
     "tf.errors.*": "replicax.ReplicaxError, or the built-in type: docs/errors.md",
