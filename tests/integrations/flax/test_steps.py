@@ -324,6 +324,16 @@ def with_gradients_that_are_not_reduced(strategy):
     return step
 
 
+def with_gradients_of_all_variables(strategy):
+    model, optimizer = made(strategy)
+    all_floats = nnx.Any(nnx.Param, nnx.BatchStat)
+
+    def step(x):
+        optimizer.update(model, nnx.grad(loss_of, argnums=nnx.DiffState(0, all_floats))(model, x))
+
+    return step
+
+
 def with_eval_inside(strategy):
     model, _ = made(strategy)
     return lambda x: (model.eval(), model(x))
@@ -343,6 +353,11 @@ MISUSES = [
         with_gradients_that_are_not_reduced,
         "VariableError|TraceError",
         "(?i)is mirrored, .* reduce (what they|the value)",
+    ),
+    (
+        with_gradients_of_all_variables,
+        "VariableError",
+        r"got 8 gradients for 6 parameters.*argnums=nnx\.DiffState\(0, wrt\)",
     ),
     (with_eval_inside, "ContextError", r"Set it before Strategy\.run"),
     (with_sown_values, "ContextError", r"nnx\.capture\(nnx\.Intermediate\)"),
