@@ -25,7 +25,7 @@ help:  ## List the commands
 demo: $(VENV)/.installed-demo  ## Install what the demo needs and run it
 	$(BIN)/replicax demo
 
-test: checks unit  ## All checks, and the quick tier of the tests: 10 to 15 minutes
+test: checks unit  ## All checks, and the quick tier of the tests: 8 to 12 minutes
 
 test-all: MEASURE := -m coverage run
 test-all: checks unit-all coverage bench-smoke  ## The same with every test, and which lines of src they ran
