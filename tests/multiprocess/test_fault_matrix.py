@@ -19,7 +19,7 @@ NAMED = {
     "kill -9 in a save": "worker {rank}: killed by SIGKILL",
     "stop": "WorkerLostError: worker {rank} ",
     "exit": "(its program ended)",
-    "raise": "worker {rank}: ended with exit code 1",
+    "raise": "worker {rank}: exit code 1",
     "TERM": "worker {rank}",
 }
 
