@@ -227,7 +227,10 @@ class Source:
             self.hoisted += lines
             lines = []
         inputs = ", ".join(map(self.value, statement.inputs))
-        return [*lines, f"{statement.name} = {made}({inputs})"]
+        result = f"{made}({inputs})"
+        if statement.kind == "checkpoint":  # JAX gives constants of NumPy, which promote otherwise
+            result = f"jnp.asarray({result})"
+        return [*lines, f"{statement.name} = {result}"]
 
     def _cond(self, statement):
         yes, no = f"yes_{statement.name}", f"no_{statement.name}"
