@@ -29,7 +29,6 @@ def test_an_example_runs_as_a_script_without_a_warning(path: pathlib.Path):
     output = run_fresh(
         f"import runpy, warnings; warnings.simplefilter('error')\n"
         f"runpy.run_path({str(path)!r}, run_name='__main__')",
-        timeout=120,
     )
     assert output
 

@@ -21,7 +21,6 @@ def test_a_tutorial_runs_without_a_warning_and_its_loss_falls(name):
     printed = run_fresh(
         "import runpy, warnings; warnings.simplefilter('error')\n"
         f"runpy.run_path({str(path)!r}, run_name='__main__')",
-        timeout=120,
     )
     found = losses(printed)
     assert len(found) >= 4

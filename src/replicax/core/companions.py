@@ -1,9 +1,9 @@
 """Connects Replicax with a library once a program uses both.
 
-A program that enters a strategy's scope uses Replicax; one that has imported a library of
-the table uses that. Only then is the integration imported, whichever came first. Nothing
-here knows what an integration does, and importing Replicax changes nothing. `strategies`
-calls `connect` when a scope is entered.
+A program that enters a strategy's scope or makes a dataset uses Replicax; one that has imported
+a library of the table uses that. Only then is the integration imported, whichever came first.
+Nothing here knows what an integration does, and importing Replicax changes nothing. `strategies`
+and `input` call `connect`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """`fit`, `evaluate` and `predict` on many replicas give what plain Keras gives on one device."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from keras import layers
 
 import replicax as rx
-from tests.integrations.keras.features import FEATURES, HALF, fitted
+import replicax.tf as tf
+from tests.integrations.keras.features import FEATURES, HALF
 from tests.integrations.keras.problem import FIT, X, Y, mirrored, mlp, require_equal
 from tests.tiers import full_only
 
@@ -128,25 +130,74 @@ def test_replicas_drop_different_units_and_the_same_ones_in_every_run() -> None:
     assert not np.array_equal(first[0], first[1])
 
 
-def test_our_distributed_datasets_can_be_given_to_fit() -> None:
-    strategy = mirrored(2)
-
-    def program() -> Any:
-        return fitted(mlp(), epochs=2)
-
-    def distributed() -> Any:
+def read_from(data: Any, shown: Any, strategy: rx.Strategy | None) -> dict[str, Any]:
+    """What `fit`, `evaluate` and `predict` give with these data to train on and to look at."""
+    keras.utils.set_random_seed(1)
+    with strategy.scope() if strategy else contextlib.nullcontext():
         model = mlp()
         model.compile("sgd", "mse")
-        pipeline = rx.data.Dataset.from_tensor_slices((X, Y)).batch(8)
-        dataset = strategy.experimental_distribute_dataset(pipeline)
-        return model, model.fit(dataset, epochs=2, verbose=0).history
+    history = model.fit(data, validation_data=data, epochs=2, shuffle=False, verbose=0).history
+    loss = model.evaluate(data, verbose=0)
+    predicted = model.predict(shown, verbose=0)
+    return history | {"evaluated": loss, "predicted": predicted, "weights": model.get_weights()[0]}
 
-    keras.utils.set_random_seed(1)
-    plain, expected = program()
-    keras.utils.set_random_seed(1)
+
+@pytest.mark.parametrize("num_replicas", [None, 1, 2, full_only(3), full_only(8)])
+def test_our_datasets_can_be_given_to_keras(num_replicas: int | None) -> None:
+    strategy = mirrored(num_replicas) if num_replicas else None
+    batches = [(X[start : start + 8], Y[start : start + 8]) for start in range(0, len(X), 8)]
+    expected = read_from(Batches(batches), Batches([(x,) for x, _ in batches]), None)
+    pairs = rx.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    given = [(pairs, pairs.map(lambda x, y: x))]
+    if strategy:
+        given.append(tuple(map(strategy.experimental_distribute_dataset, given[0])))
+    for data, shown in given:
+        found = read_from(data, shown, strategy)
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, batches: list[Any]) -> None:
+        super().__init__()
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._batches[index]
+
+
+def test_an_endless_dataset_is_read_on_in_the_next_epoch() -> None:
+    seen = []
+
+    def noted(index: Any) -> Any:
+        seen.append(int(index))
+        return np.float32([index]), np.float32([index])
+
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
+        model.compile("sgd", "mse")
+    data = rx.data.Dataset.range(1000).map(noted).batch(4).repeat()
+    history = model.fit(data, steps_per_epoch=3, epochs=2, verbose=0).history
+    assert len(history["loss"]) == 2
+    assert {*range(24)} <= {*seen}
+
+
+@pytest.mark.filterwarnings("ignore:Do not pass an `input_shape`")  # as the guide does
+def test_the_first_program_of_the_guide_runs_with_the_import_changed() -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
-        model, history = distributed()
-    np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-5)
-    np.testing.assert_allclose(
-        model.layers[0].kernel.numpy(), plain.layers[0].kernel.numpy(), rtol=1e-5, atol=1e-5
-    )
+        model = tf.keras.Sequential(
+            [
+                tf.keras.layers.Dense(
+                    1, input_shape=(1,), kernel_regularizer=tf.keras.regularizers.L2(1e-4)
+                )
+            ]
+        )
+        model.compile(loss="mse", optimizer="sgd")
+    dataset = tf.data.Dataset.from_tensors(([1.0], [1.0])).repeat(100).batch(10)
+    losses = model.fit(dataset, epochs=2, verbose=0).history["loss"]
+    assert losses[1] < losses[0]
+    assert model.evaluate(dataset, verbose=0) < losses[1]

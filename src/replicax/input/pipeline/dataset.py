@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
+from replicax.core import companions
 from replicax.input.pipeline import (
     arguments,
     batching,
@@ -78,6 +79,7 @@ class Dataset(metaclass=_DatasetType):
             )
         self._stage = stage
         self._passes = itertools.count()
+        companions.connect()  # Keras reads it, also outside of every scope
 
     def __getattr__(self, name: str) -> Any:
         if hasattr(type(self), name):  # a property that raised an AttributeError of its own

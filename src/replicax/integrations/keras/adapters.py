@@ -1,4 +1,4 @@
-"""Gives our distributed datasets to `fit`, `evaluate` and `predict`.
+"""Gives our datasets, distributed or not, to `fit`, `evaluate` and `predict`.
 
 Everything else that Keras takes, Keras reads itself: its batches are divided among the replicas.
 """
@@ -12,19 +12,22 @@ import jax
 import numpy as np
 
 from replicax.input.dataset import DistributedDataset
+from replicax.input.pipeline.dataset import Dataset
+from replicax.integrations.keras import ownership
 from replicax.values.distributed import PerReplica
 
 
-class DistributedDatasetAdapter:
-    """What Keras asks of a source of batches, for a dataset whose batches are divided already."""
+class DatasetAdapter:
+    """What Keras asks of a source of batches."""
 
     batch_size = None
     has_partial_batch = None
     partial_batch_size = None
 
-    def __init__(self, dataset: DistributedDataset) -> None:
+    def __init__(self, dataset: Dataset | DistributedDataset) -> None:
         """Reads from `dataset`, from its beginning in every epoch."""
         self._dataset = dataset
+        self._is_divided = isinstance(dataset, DistributedDataset)
 
     @property
     def num_batches(self) -> int | None:
@@ -37,7 +40,9 @@ class DistributedDatasetAdapter:
     def get_jax_iterator(self) -> Iterator[Any]:
         """One epoch of batches."""
         for batch in self._dataset:
-            yield jax.tree.map(GlobalBatch, batch, is_leaf=_is_divided)
+            if self._is_divided:
+                batch = jax.tree.map(GlobalBatch, batch, is_leaf=_is_divided)
+            yield batch
 
     def on_epoch_begin(self) -> None:
         """Nothing to do."""
@@ -72,14 +77,20 @@ def _is_divided(leaf: Any) -> bool:
 
 
 def get_data_adapter(original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
-    """What Keras reads its batches from."""
-    if not isinstance(x, DistributedDataset):
+    """What Keras reads its batches from.
+
+    A `Dataset` is distributed as its options say, so a worker reads its own share of it only.
+    """
+    if not isinstance(x, (Dataset, DistributedDataset)):
         return original(x, *args, **kwargs)
     names = ("y", "sample_weight", "class_weight")
     given = [name for name in names if kwargs.get(name) is not None]
     if given:
         raise ValueError(
-            f"{' and '.join(given)} cannot be given beside a DistributedDataset. Let its elements "
+            f"{' and '.join(given)} cannot be given beside a {type(x).__name__}. Let its elements "
             "be (x, y) or (x, y, sample_weight)."
         )
-    return DistributedDatasetAdapter(x)
+    strategy = ownership.strategy_in_force()
+    if strategy is not None and isinstance(x, Dataset):
+        return DatasetAdapter(strategy.distribute_dataset(x))
+    return DatasetAdapter(x)

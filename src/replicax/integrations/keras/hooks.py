@@ -24,7 +24,7 @@ on_train_end``
 its sisters
 ``Trainer._get_jax_state``                Keras does not copy the state around
 ``JAXEpochIterator._get_iterator``        batches go to the replicas, not first to one device
-``data_adapters.get_data_adapter``        our distributed datasets can be given to `fit`
+``data_adapters.get_data_adapter``        our datasets can be given to `fit`
 ========================================  ==================================================
 
 Outside of every scope, for a model made outside of every scope, each does what Keras does.
