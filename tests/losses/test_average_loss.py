@@ -92,6 +92,14 @@ def test_outside_any_strategy_it_is_the_mean_also_inside_jit():
     assert float(scale_regularization_loss([1.0, 3.0])) == 4.0
 
 
+@pytest.mark.parametrize("executor", ["eager", "compiled"])
+def test_a_regularization_loss_is_divided_by_the_number_of_replicas(executor):
+    strategy = mirrored(3)
+    terms = jnp.array([1.0, 5.0])
+    parts = EXECUTORS[executor](strategy, lambda: scale_regularization_loss(terms), ())
+    assert [float(part) for part in strategy.experimental_local_results(parts)] == [2.0] * 3
+
+
 def test_a_small_float_keeps_its_type_and_counts_rightly():
     loss = compute_average_loss(np.ones(3001, np.float16))
     assert loss.dtype == np.float16
