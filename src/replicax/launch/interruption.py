@@ -25,7 +25,10 @@ class Interruption:
 
     def __init__(self) -> None:
         self._received: list[int] = []
-        self._happened = threading.Event()
+        # Held until the first signal. An Event has a lock inside, and a handler would wait for it
+        # where it interrupts the code that holds it.
+        self._quiet = threading.Lock()
+        self._quiet.acquire()
 
     @property
     def count(self) -> int:
@@ -40,11 +43,12 @@ class Interruption:
     def add(self, number: int) -> None:
         """Takes in one signal."""
         self._received.append(int(number))
-        self._happened.set()
+        with contextlib.suppress(RuntimeError):  # not the first
+            self._quiet.release()
 
     def wait(self, seconds: float) -> bool:
         """Waits, but not longer than until a signal comes; returns whether one has."""
-        return self._happened.wait(seconds)
+        return bool(self._received) or self._quiet.acquire(timeout=seconds)
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
