@@ -1,7 +1,9 @@
 """A process without a cluster that is told to leave saves first, and goes on when started again."""
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -9,6 +11,8 @@ import pytest
 
 import replicax as rx
 from replicax.checkpoint.latest import latest_checkpoint
+from replicax.checkpoint.team import current_team
+from replicax.checkpoint.termination import Notice
 from replicax.core.errors import ContextError
 from replicax.experimental import PreemptionCheckpointHandler, TerminationConfig
 from replicax.launch.exit_codes import PREEMPTED
@@ -32,6 +36,16 @@ def handler_before():
     assert after is handle
 
 
+@contextlib.contextmanager
+def leaving():
+    """What ends the process, where no test ran in it."""
+    with pytest.raises(SystemExit, match="75") as caught:
+        yield caught
+    tell_to_leave()  # does nothing any more
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    Notice(current_team(), None).close()  # the process goes on after all
+
+
 def make(folder, **config):
     checkpoint = rx.Checkpoint(w=rx.Variable(0.0))
     handler = PreemptionCheckpointHandler(
@@ -52,9 +66,9 @@ def test_sigterm_lets_the_run_end_then_saves_and_leaves_with_the_documented_code
     assert handler.run(step, 1.0) == "done"
     assert handler.run(step, amount=1.0) == "done"
     assert latest_checkpoint(tmp_path) is None
-    with pytest.raises(SystemExit, match="75") as leaving:
+    with leaving() as caught:
         handler.run(step, 1.0)
-    assert leaving.value.code == PREEMPTED
+    assert caught.value.code == PREEMPTED
 
     again, handler = make(tmp_path)
     with handler:
@@ -67,7 +81,7 @@ def test_a_preempted_training_goes_on_with_the_same_bits(few, tmp_path):
     handler = PreemptionCheckpointHandler(None, first.checkpoint, tmp_path)
     handler.run(first.step)
     tell_to_leave()
-    with pytest.raises(SystemExit, match="75"):
+    with leaving():
         handler.run(first.step)
     second = Training(few)
 
@@ -123,7 +137,7 @@ def test_loops_without_run_ask_themselves_and_pass_arguments_on(tmp_path):
     handler = PreemptionCheckpointHandler(None, manager)
     handler.save_checkpoint_if_preempted(checkpoint_number=9)
     tell_to_leave()
-    with pytest.raises(SystemExit, match="75"):
+    with leaving():
         handler.save_checkpoint_if_preempted(checkpoint_number=9)
     assert manager.latest_checkpoint == str(tmp_path / "ckpt-9")
 
@@ -136,14 +150,14 @@ def test_a_manager_saves_on_preemption_also_within_its_interval(tmp_path):
     handler = PreemptionCheckpointHandler(None, manager)
     assert manager.save() is None
     tell_to_leave()
-    with pytest.raises(SystemExit, match="75"):
+    with leaving():
         handler.run(lambda: None)
     assert manager.latest_checkpoint is not None
 
 
 def test_a_scope_saves_at_its_end(tmp_path):
     checkpoint, handler = make(tmp_path)
-    with pytest.raises(SystemExit, match="75"), handler.watch_preemption_scope():
+    with leaving(), handler.watch_preemption_scope():
         tell_to_leave()
         checkpoint.w.assign(4.0)
     again, handler = make(tmp_path)
@@ -159,6 +173,21 @@ def test_a_handler_that_is_closed_or_forgotten_gives_sigterm_back(tmp_path, hand
     assert signal.getsignal(signal.SIGTERM) is handler_before
     _, handler = make(tmp_path)
     del handler
+    assert signal.getsignal(signal.SIGTERM) is handler_before
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_process_that_leaves_ignores_sigterm_until_it_makes_another_handler(
+    is_closed, handler_before, tmp_path
+):
+    checkpoint, handler = make(tmp_path, exit_fn=lambda: sys.exit(7))
+    tell_to_leave()
+    with pytest.raises(SystemExit, match="7"), handler if is_closed else contextlib.nullcontext():
+        handler.run(checkpoint.w.assign_add, 1.0)
+    handler.close()
+    del handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    make(tmp_path)[1].close()
     assert signal.getsignal(signal.SIGTERM) is handler_before
 
 

@@ -95,6 +95,24 @@ def paused(rank, folder):
         (pathlib.Path(sys.argv[2]) / f"result-{rank}").write_text(json.dumps(told))
 
 
+def alone(folder):
+    """A process without others, which is told to leave again and again until it has ended."""
+    import replicax as rx
+
+    checkpoint = rx.Checkpoint(w=rx.Variable(np.zeros(1000, np.float32)))
+
+    def train():
+        with rx.experimental.PreemptionCheckpointHandler(None, checkpoint, folder) as handler:
+            (folder / "ready").write_text("ready")
+            while True:
+                handler.run(checkpoint.w.assign_add, np.ones(1000, np.float32))
+
+    try:
+        train()
+    finally:
+        time.sleep(0.2)  # what a program does at its end
+
+
 LATE_SECONDS = 2.0
 NUM_TOLD_STEPS = 60
 
@@ -216,5 +234,7 @@ def watched_by_all(rank, folder):
 if __name__ == "__main__":
     if sys.argv[1] == "launched":
         launched(pathlib.Path(sys.argv[2]), sys.argv[3])
+    elif sys.argv[1] == "alone":
+        alone(pathlib.Path(sys.argv[2]))
     else:
         main(preempted, paused, told, watched_by_all)

@@ -95,6 +95,24 @@ def test_a_worker_that_dies_while_all_agree_is_named_by_the_others(tmp_path):
     assert seconds < preemption_programs.LATE_SECONDS + 10
 
 
+def test_a_process_that_is_told_again_until_it_has_ended_leaves_as_if_told_once(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, PROGRAMS, "alone", str(tmp_path)], env=environment(1), cwd=ROOT
+    )
+    try:
+        wait_for_text(tmp_path / "ready", process)
+        end, num_told = time.monotonic() + 60, 0
+        while process.poll() is None and time.monotonic() < end:
+            process.terminate()
+            num_told += 1
+            time.sleep(0.001)
+    finally:
+        process.kill()
+    assert process.wait() == PREEMPTED
+    assert num_told > 10
+    assert rx.latest_checkpoint(tmp_path) is not None
+
+
 TOTAL = 40
 
 

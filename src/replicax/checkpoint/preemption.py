@@ -26,7 +26,8 @@ class PreemptionCheckpointHandler:
     """Saves at the same step on every worker when one of them is told to leave, and leaves.
 
     It restores the latest checkpoint when it is created, so that a program that is started
-    again goes on where it stopped. It has the handler of SIGTERM until `close`, or until it leaves.
+    again goes on where it stopped. It has the handler of SIGTERM until `close`, or until it
+    leaves: from then on SIGTERM is ignored, so that the process ends with the code it wants.
 
     Args:
         cluster_resolver: The one of the strategy, or None.
@@ -175,17 +176,20 @@ class PreemptionCheckpointHandler:
 
     def _leave(self) -> None:
         self._is_preempted = True
-        if self._team.is_alone:
-            self.close()
-        else:
-            self._notice.keep()  # who is told twice must still say goodbye to the others
-        if self._config.exit_fn is not None:
+        goes_on = False
+        try:
+            if self._config.exit_fn is None:
+                sys.exit(PREEMPTED)
             self._config.exit_fn()
-        else:
-            sys.exit(PREEMPTED)
+            goes_on = self._team.is_alone
+        finally:
+            if goes_on:
+                self.close()
+            else:
+                self._notice.ignore()
 
     def close(self) -> None:
-        """Ends the watch; SIGTERM does what it did before, unless workers are leaving."""
+        """Ends the watch; SIGTERM does what it did before, unless the process is leaving."""
         self._notice.close()
 
     def __enter__(self) -> PreemptionCheckpointHandler:

@@ -8,6 +8,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from replicax.checkpoint.leaving import Agreement
@@ -26,7 +27,8 @@ class TerminationConfig:
         termination_watcher_fn: Asked every second, in a thread of its own; returns True when
             this process will be ended. SIGTERM is watched in any case.
         exit_fn: Ends the process after the save; ``sys.exit(75)`` if None, which
-            ``replicax launch`` takes for a preemption.
+            ``replicax launch`` takes for a preemption. SIGTERM is ignored from then on; if it
+            returns in a process without other workers, SIGTERM does what it did before.
         grace_period: For how many seconds from the notice on the process may go on. It saves
             at once, trains on, and saves again before the time is over; with None or 0 it
             leaves after the first save.
@@ -74,13 +76,23 @@ class Notice:
     """
 
     def __init__(self, team: Team, watcher: Callable[[], bool] | None) -> None:
+        while _left:
+            _left.pop()()
         told = self._told = threading.Event()
         ended = threading.Event()
         self._agreement = None if team.is_alone else Agreement()
         tell = told.set if self._agreement is None else self._agreement.tell
         restore: Callable[[], Any] = ended.set
+        is_told = False
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            nonlocal is_told
+            if not is_told:  # to tell takes locks, and a second SIGTERM may interrupt it
+                is_told = True
+                tell()
+
         try:
-            before = signal.signal(signal.SIGTERM, lambda number, frame: tell())
+            before = signal.signal(signal.SIGTERM, handle)
         except ValueError:
             if watcher is None:
                 raise ContextError(
@@ -110,9 +122,20 @@ class Notice:
         """Puts the handler of SIGTERM back that was there before."""
         self._close()
 
-    def keep(self) -> None:
-        """Lets the handler of SIGTERM stay, however often the process is told, until it ends."""
-        self._close.detach()
+    def ignore(self) -> None:
+        """Ignores SIGTERM from now on, because the process ends: told twice, it ends as it would.
+
+        A handler in Python would not do: Python drops it before the process has ended. A new
+        notice gives SIGTERM back, for then the process has not ended after all.
+        """
+        if (kept := self._close.detach()) is not None:
+            _left.append(kept[1])
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+_left: list[Callable[[], Any]] = []
+"""What gives SIGTERM back in a process that was about to end."""
 
 
 def _reset_handler(before: Any) -> None:
