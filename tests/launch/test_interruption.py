@@ -7,7 +7,7 @@ import pytest
 
 from replicax.launch.interruption import Interruption
 
-NUM_SIGNALS = 5000
+NUM_SIGNALS = 100_000  # most come while an earlier one is taken in, and count as one
 
 
 @pytest.mark.timeout(60)
@@ -25,7 +25,6 @@ def test_signals_that_come_while_it_waits_and_while_it_takes_in_others():
         sender.start()
         while sender.is_alive():
             interruption.wait(0.001)
-            Interruption().wait(0.0001)
         sender.join()
     assert 0 < interruption.count <= NUM_SIGNALS
     assert interruption.first == signal.SIGTERM
