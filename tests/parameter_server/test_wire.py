@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import socket
 import threading
 import time
@@ -28,7 +29,9 @@ from replicax.parameter_server.messages import (
 )
 from replicax.parameter_server.transport import FencedError, ServerGoneError, WorkerGoneError
 from replicax.parameter_server.wire import CallListener, TokenError
+from tests.cluster import mutations
 from tests.ray_cluster.clusters import is_loopback, listeners
+from tests.tiers import full_only
 
 TOKEN = b"the token of this job"
 
@@ -116,6 +119,10 @@ def test_nothing_else_travels(value):
         b'{"buffers":[["float32",[-1]]],"message":1}',
         b'{"buffers":[["no dtype",[1]]],"message":1}',
         b'{"buffers":[["float32",[1e3]]],"message":1}',
+        b'{"buffers":[["object",[1]]],"message":1}',
+        b'{"buffers":[["V0",[1]]],"message":1}',
+        b'{"buffers":[["(1,)f4,f4",[1]]],"message":1}',
+        b'{"buffers":[[["f4"],[1]]],"message":1}',
     ],
 )
 def test_a_text_that_is_none_is_an_error(text: bytes):
@@ -124,11 +131,20 @@ def test_a_text_that_is_none_is_an_error(text: bytes):
 
 
 @pytest.mark.parametrize(
-    "message", ['{"array":1}', '{"what":1}', '{"message":["str",[]]}', '{"enum":["Attempt",1]}']
+    "message",
+    [
+        '{"array":1}',
+        '{"what":1}',
+        '{"message":["str",[]]}',
+        '{"enum":["Attempt",1]}',
+        '{"exported":"no program"}',
+        '{"exported":{"array":0}}',
+    ],
 )
 def test_a_structure_that_means_nothing_is_an_error(message: str):
     with pytest.raises(MessageError, match="what has come is no message"):
-        ReceivedText.parse(b'{"buffers":[],"message":%s}' % message.encode()).decode([])
+        text = b'{"buffers":[["",[9]]],"message":%s}' % message.encode()
+        ReceivedText.parse(text).decode([np.zeros(9, np.uint8)])
 
 
 def test_arrays_that_would_fill_the_memory_are_refused_before_they_are_read():
@@ -192,6 +208,71 @@ def test_whatever_else_connects_disturbs_nobody(listener, data: bytes):
         with contextlib.closing(wire.connect("127.0.0.1", listener.port, TOKEN)) as one:
             one.send(["hello", 1])
             assert one.receive() == ["done", ["hello", 1]]
+
+
+def answers(listener):
+    """Whether a caller of this job gets an answer."""
+    with contextlib.closing(wire.connect("127.0.0.1", listener.port, TOKEN)) as one:
+        one.send(["hello", 1])
+        return one.receive() == ["done", ["hello", 1]]
+
+
+@pytest.mark.parametrize("count", [300, full_only(10_000)])
+def test_no_message_of_a_stranger_stops_the_listener(listener, count: int):
+    rng = random.Random(5)
+    greeting = (wire._GREETING + bytes(32) + bytes(32)).decode()
+    for number in range(count):
+        with socket.create_connection(("127.0.0.1", listener.port)) as sock:
+            message = mutations.mutated_text(rng, greeting) if number % 2 else rng.randbytes(99)
+            with contextlib.suppress(OSError):
+                sock.sendall(message)
+        if number % 100 == 0:
+            assert answers(listener)
+    assert answers(listener)
+
+
+@pytest.mark.parametrize("count", [300, full_only(10_000)])
+def test_no_message_of_a_caller_disturbs_the_others(listener, count: int):
+    rng = random.Random(6)
+    update = Update(UpdateKind.ADD_ROWS, 3, np.ones((2, 3)), np.array([0, 1], np.int32))
+    calls = [["echo", 1.5, (None, {"x": [True]})], ["echo", Attempt(0, 1), update, b"bytes"]]
+    written = [encode(call) for call in calls]
+    for number in range(count):
+        text, buffers = written[number % 2]
+        mutated = mutations.mutated_text(rng, text.decode())
+        with contextlib.closing(wire.connect("127.0.0.1", listener.port, TOKEN)) as one:
+            data = (
+                wire._LENGTH.pack(len(mutated)) + mutated + b"".join(b.tobytes() for b in buffers)
+            )
+            with contextlib.suppress(OSError):
+                one._socket.sendall(data)
+                one._socket.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError, MessageError):
+                assert one.receive()[0] in ("done", "raised")
+    assert answers(listener)
+
+
+@pytest.mark.parametrize("message", [1, None, {}, [], [None], "echo"], ids=repr)
+def test_what_is_no_call_ends_its_connection_only(listener, message):
+    with contextlib.closing(wire.connect("127.0.0.1", listener.port, TOKEN)) as one:
+        one.send(message)
+        with pytest.raises(ConnectionError, match="the other end closed the connection"):
+            one.receive()
+    assert answers(listener)
+
+
+def test_a_stranger_who_drips_bytes_is_turned_away_in_time(listener, monkeypatch):
+    monkeypatch.setattr(wire, "_HANDSHAKE_SECONDS", 0.4)
+    since = time.monotonic()
+    stranger = socket.create_connection(("127.0.0.1", listener.port), timeout=0.1)
+    with stranger, contextlib.suppress(ConnectionError):
+        while time.monotonic() - since < 5:
+            stranger.sendall(b"r")
+            with contextlib.suppress(TimeoutError):
+                if not stranger.recv(1000):
+                    break
+    assert time.monotonic() - since < 3
+    assert answers(listener)
 
 
 # -- calls -------------------------------------------------------------------------------------

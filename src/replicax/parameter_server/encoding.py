@@ -61,8 +61,15 @@ class BufferSpec:
         return math.prod(self.shape) * (jnp.dtype(self.dtype).itemsize if self.dtype else 1)
 
     def allocate(self) -> np.ndarray:
-        """An array for it, as bytes."""
-        return np.empty(self.num_bytes, np.uint8)
+        """An array for it, as bytes.
+
+        Raises:
+            MessageError: If there is no memory for it.
+        """
+        try:
+            return np.empty(self.num_bytes, np.uint8)
+        except MemoryError as error:
+            raise MessageError(f"there is no memory for {self.num_bytes} bytes.") from error
 
     def of(self, data: np.ndarray) -> Any:
         """What `data`, its bytes, mean."""
@@ -161,7 +168,7 @@ class ReceivedText:
         try:
             fields = bounded_json.parse(text, max_bytes=MAX_TEXT_BYTES)
             specs = tuple(
-                BufferSpec(str(dtype), tuple(map(_size, shape)))
+                BufferSpec(_dtype(dtype), tuple(map(_size, shape)))
                 for dtype, shape in fields["buffers"]
             )
             total = sum(spec.num_bytes for spec in specs)
@@ -192,6 +199,26 @@ class ReceivedText:
             raise MessageError(f"what has come is no message: {error!r}") from error
 
 
+def _exported(data: bytes) -> jax.export.Exported:
+    try:
+        return jax.export.deserialize(bytearray(data))
+    except Exception as error:  # of any class: it reads whatever the bytes say
+        raise ValueError(f"{data[:20]!r} is no exported program") from error
+
+
+def _dtype(value: Any) -> str:
+    """`value` if it is the name of a dtype of numbers, or that of bytes, which is empty."""
+    if value == "":
+        return ""
+    # Only names: NumPy evaluates parts of what else it takes for a dtype.
+    if not (isinstance(value, str) and value.isidentifier()):
+        raise ValueError(f"{value!r} is no dtype")
+    dtype = jnp.dtype(value)
+    if dtype.name != value or dtype.kind in _NO_NUMBERS or not dtype.itemsize:
+        raise ValueError(f"{value!r} is no dtype of numbers")
+    return value
+
+
 def _size(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no size")
@@ -212,7 +239,7 @@ def _read(written: Any, arrays: Sequence[Any]) -> Any:
         case "dict":
             return {_read(key, arrays): _read(item, arrays) for key, item in content}
         case "exported":
-            return jax.export.deserialize(bytearray(_read(content, arrays)))
+            return _exported(_read(content, arrays))
         case "enum":
             name, value = content
             return _CLASSES[name](value)

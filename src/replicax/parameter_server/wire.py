@@ -14,6 +14,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -75,9 +76,10 @@ class Wire:
             raise
 
     def _prove(self, token: bytes, is_caller: bool) -> None:
+        end = time.monotonic() + _HANDSHAKE_SECONDS
         own = secrets.token_bytes(_NONCE_BYTES)
         self._socket.sendall(_GREETING + own)
-        greeting = self._exactly(len(_GREETING) + _NONCE_BYTES)
+        greeting = self._exactly(len(_GREETING) + _NONCE_BYTES, end)
         if not greeting.startswith(_GREETING):
             raise TokenError(f"{greeting[:20]!r} is no greeting of a parameter server.")
         other = greeting[len(_GREETING) :]
@@ -86,7 +88,7 @@ class Wire:
         ours, theirs = (hmac.digest(token, role + asked, "sha256") for role in roles)
         if is_caller:
             self._socket.sendall(ours)
-        if not hmac.compare_digest(self._exactly(_PROOF_BYTES), theirs):
+        if not hmac.compare_digest(self._exactly(_PROOF_BYTES, end), theirs):
             raise TokenError(
                 "the other end of a connection does not hold the token of this job. Is it a server "
                 "or worker of another job?"
@@ -94,9 +96,12 @@ class Wire:
         if not is_caller:
             self._socket.sendall(ours)
 
-    def _exactly(self, count: int) -> bytes:
+    def _exactly(self, count: int, end: float) -> bytes:
         data = b""
         while len(data) < count:
+            if (left := end - time.monotonic()) <= 0:
+                raise TimeoutError("the other end of a connection did not say who it is in time.")
+            self._socket.settimeout(left)
             part = self._socket.recv(count - len(data))
             if not part:
                 raise TokenError("the other end refused the token of this job, or is gone.")
@@ -173,6 +178,12 @@ def connect(host: str, port: int, token: bytes) -> Wire:
     return Wire(sock, token, is_caller=True)
 
 
+def _call_in(message: Any) -> list[Any]:
+    if not (isinstance(message, list) and message and isinstance(message[0], str)):
+        raise MessageError(f"{message!r} is no call; expected a list of a name and arguments.")
+    return message
+
+
 class CallListener:
     """Answers calls: each message is a list of a name and arguments.
 
@@ -227,7 +238,7 @@ class CallListener:
             self._unknown.release()
         with contextlib.closing(wire), contextlib.suppress(OSError, MessageError):
             while True:
-                name, *arguments = wire.receive()
+                name, *arguments = _call_in(wire.receive())
                 try:
                     reply = ["done", self._answer(name, *arguments)]
                 except BaseException as error:
