@@ -150,7 +150,6 @@ class ServerState:
             self._apply(updates)
             del self._staged[attempt.closure]
             _remember(self._committed, attempt.closure, attempt.number)
-            self._fences.pop(attempt.closure, None)
             self._clock += 1
             return self._clock - 1
 
