@@ -5,6 +5,8 @@ after each of them both workers must be able to go on together.
 """
 
 import json
+import pathlib
+import tempfile
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ import replicax as rx
 from replicax.backend import comparing, workers
 from replicax.backend.device_assignment import DeviceAssignment
 from replicax.backend.topology import initialize_tpu_system
+from tests.summary.event_files import scalars
 
 
 def error_of(call):
@@ -178,6 +181,23 @@ def a_variable_read_on_the_chief_only(strategy, rank):
     return v.numpy().tolist()
 
 
+def summaries(strategy, rank):
+    """Each worker has a folder of its own here, so that it shows who writes."""
+
+    @rx.function
+    def step(x):
+        rx.summary.scalar("largest", x.max())
+        return x
+
+    batch = strategy.distribute_batch(np.arange(4, dtype=np.float32))
+    with tempfile.TemporaryDirectory() as folder:
+        with rx.summary.create_file_writer(folder).as_default(step=3):
+            strategy.run(step, args=(batch,))
+            rx.summary.scalar("outside", 2.0)
+        written = {tag: scalars(folder, tag) for tag in ("largest", "outside")}
+        return [len(list(pathlib.Path(folder).iterdir())), written]
+
+
 def they_still_work_together(strategy, rank):
     total = strategy.run(lambda: rx.get_replica_context().all_reduce("SUM", 1.0))
     return float(total) == strategy.num_replicas_in_sync
@@ -201,6 +221,7 @@ CHECKS = (
     local_results_in_a_function,
     numbers_that_differ_are_per_replica,
     a_variable_read_on_the_chief_only,
+    summaries,
 )
 
 

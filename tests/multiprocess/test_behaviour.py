@@ -118,3 +118,10 @@ def test_a_number_that_differs_between_workers_is_a_per_replica_value(found):
 def test_a_variable_may_be_read_on_the_chief_only(found):
     for own in found:
         assert own["a_variable_read_on_the_chief_only"] == [12.0, 12.0, 12.0]
+
+
+def test_summaries_are_written_by_the_chief_only(found):
+    chief, other = (own["summaries"] for own in found)
+    # The mean over the replicas of both workers, of 1 and 3.
+    assert chief == [1, {"largest": [[3, 2.0]], "outside": [[3, 2.0]]}]
+    assert other == [0, {"largest": [], "outside": []}]

@@ -132,6 +132,14 @@ def test_a_carried_state_goes_on_from_a_checkpoint(tmp_path):
     assert int(again.step) == 3
 
 
+def test_all_that_a_step_returns_beside_its_state_is_returned():
+    state = rx.variables_from({"w": 1.0})
+    step = rx.carry(lambda state: ({"w": state["w"] + 1}, "loss", [state["w"]], None))
+    assert step(state) == (state, "loss", [1.0], None)
+    assert step(state)[2:] == ([2.0], None)
+    assert rx.carry(lambda state: (state,))(state) == (state,)
+
+
 def test_a_carried_state_works_without_a_strategy():
     state = rx.variables_from(initial("TrainState"))
     step = rx.carry(functional("TrainState", lambda grads: grads))
