@@ -5,7 +5,8 @@ it has launched that step of that attempt, counted from the attempt's first one,
 save"`` for the step, when a checkpoint is half written. An accident is a signal that the worker
 sends itself, ``exit``, ``raise``, or ``late``: it then joins the others later. Each worker prints
 a line for each step, and the chief the bits of all state at the end. ``STEPS``, ``SAVE_EVERY``,
-``PAUSE`` and ``PATIENCE``, in seconds, change the training.
+``PAUSE`` and ``PATIENCE``, in seconds, change the training. ``LEAK`` leaks a ``thread`` or a
+``descriptor`` at the step ``LEAK_AT`` of the attempt.
 """
 
 import json
@@ -51,6 +52,14 @@ def have_accident_in_mid_save(kind, folder):
     while not half_written(folder):
         pass
     have_accident(kind, "a save")
+
+
+def leak(what):
+    """Starts a thread, or opens a file, that stays."""
+    if what == "thread":
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    elif what == "descriptor":
+        os.dup(0)
 
 
 def main(folder):
@@ -105,6 +114,8 @@ def main(folder):
     for count, number in enumerate(backup.steps(NUM_STEPS)):
         time.sleep(pause)
         strategy.run(step, args=(next(iterator),))
+        if count == int(os.environ.get("LEAK_AT", "-1")):
+            leak(os.environ.get("LEAK"))
         if count in faults:
             have_accident(faults[count], number)
         if "in a save" in faults and count == SAVE_EVERY:
