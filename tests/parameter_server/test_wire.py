@@ -217,6 +217,7 @@ def answers(listener):
         return one.receive() == ["done", ["hello", 1]]
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("count", [300, full_only(10_000)])
 def test_no_message_of_a_stranger_stops_the_listener(listener, count: int):
     rng = random.Random(5)
@@ -231,6 +232,7 @@ def test_no_message_of_a_stranger_stops_the_listener(listener, count: int):
     assert answers(listener)
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("count", [300, full_only(10_000)])
 def test_no_message_of_a_caller_disturbs_the_others(listener, count: int):
     rng = random.Random(6)
