@@ -292,6 +292,7 @@ RULES: dict[str, tuple[Callable[..., Any], bool]] = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("rule", RULES)
 def test_a_value_varies_exactly_when_the_rule_says_so(rule: str) -> None:
     fn, expected = RULES[rule]

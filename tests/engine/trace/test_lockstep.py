@@ -322,6 +322,24 @@ def test_refs_of_equal_variables_are_shared_by_the_variants() -> None:
     assert names.count("psum") == 1
 
 
+def test_a_loop_keeps_its_direction_its_length_and_how_it_is_unrolled() -> None:
+    def fn(x: Any, m: Any) -> Any:
+        def body(carry: Any, row: Any) -> Any:
+            return carry + lax.psum((x * row).sum(0), AXIS), None
+
+        return lax.scan(body, m, jnp.ones((6, DIM)), reverse=True, unroll=2)[0]
+
+    traced = [trace(lambda x, m: [fn(x, m)], component)[0] for component in make_components()[1:]]
+
+    def body(a: Any, b: Any, c: Any, m: Any) -> Any:
+        return run_in_lockstep(traced, [[a, m], [b, m], [c, m]], KINDS, axis=AXIS)
+
+    stacks = [np.zeros((NUM_REPLICAS, size, DIM), np.float32) for size in SIZES[1:]]
+    (eqn,) = jax.make_jaxpr(shard_map(body, 3))(*stacks, MIRRORED).eqns
+    (loop,) = (e for e in eqn.params["jaxpr"].eqns if e.primitive.name == "scan")
+    assert [loop.params[name] for name in ("reverse", "length", "unroll")] == [True, 6, 2]
+
+
 def test_uneven_components_are_gathered_with_their_true_shapes_and_gradients() -> None:
     kind_shapes = tuple((SIZES[KINDS.index(kind)], DIM) for kind in range(3))
 
