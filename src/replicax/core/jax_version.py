@@ -1,9 +1,8 @@
-"""Refuses a version of JAX that is too old, when Replicax is imported.
+"""Refuses a version of JAX with which Replicax was not tested, when Replicax is imported.
 
-`jax_internals` uses private names of JAX, which move between versions. With an older one the first
-import would end in an AttributeError that says nothing of the reason. The package imports this
-module before all others. A newer one is not refused: if it lacks a name that Replicax cannot do
-without, the error names it.
+`jax_internals` uses private names of JAX, which move between versions: with an older one, and with
+JAX 0.12, the first import would end in an AttributeError that says nothing of the reason. The
+package imports this module before all others.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import jax
 
 LOWEST = (0, 10, 0)
+TOO_NEW = (0, 11)
 
 
 def check(version: tuple[int, ...]) -> None:
@@ -22,8 +22,8 @@ def check(version: tuple[int, ...]) -> None:
     Example:
         >>> check((0, 10, 1))
     """
-    if version < LOWEST:
-        wanted = f"jax>={_text(LOWEST)}"
+    if not LOWEST <= version < TOO_NEW:
+        wanted = f"jax>={_text(LOWEST)},<{_text(TOO_NEW)}"
         raise ImportError(
             f"this version of Replicax needs {wanted}; JAX {_text(version)} is installed. "
             f"Install another one with: pip install '{wanted}'"
