@@ -9,6 +9,7 @@ from replicax.core import nest
 from replicax.core.errors import ContextError, DistributedValueError
 from replicax.core.options import RunOptions
 from replicax.engine.contexts import stack
+from replicax.engine.functions.call_site import Prepared
 from replicax.engine.functions.function import Function
 from replicax.engine.functions.inline import run_inline
 from replicax.engine.protocols import StrategyLike
@@ -47,6 +48,22 @@ def run(
     if compiled_run is not None and current_frame() is None:
         return compiled_run(strategy, fn, args, kwargs, options)
     return run_inline(strategy, fn, args, kwargs, options)
+
+
+def prepare(
+    strategy: StrategyLike | None, fn: Function[..., Any], args: tuple[Any, ...], kwargs: Any
+) -> Prepared:
+    """The program that ``fn(*args, **kwargs)``, or `run` with `strategy`, would launch.
+
+    It is traced, if it was not yet, and kept for the call; nothing is run.
+
+    Raises:
+        ContextError: Where there is no such program.
+    """
+    if strategy is not None:
+        stack.require_outside_run(strategy, "explain")
+        args, kwargs = _own_values(strategy, args, kwargs)
+    return fn._prepare(strategy, args, kwargs)
 
 
 def _own_values(

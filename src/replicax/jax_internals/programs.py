@@ -27,6 +27,9 @@ ClosedJaxpr = jax_core.ClosedJaxpr
 
 Literal = jax_core.Literal
 
+UNKNOWN_LINE = "an unknown line"
+"""What `user_line` gives where it finds none."""
+
 InconclusiveDimension = jax_core.InconclusiveDimensionOperation
 """What Python code raises that needs the number behind the symbol for a size."""
 
@@ -179,7 +182,12 @@ def user_line(eqn: Any) -> str:
     for frame in source_info_util.user_frames(eqn.source_info.traceback):
         if not frame.file_name.startswith(_PACKAGE):
             return f"{frame.file_name}:{frame.start_line}"
-    return "an unknown line"
+    return UNKNOWN_LINE
+
+
+def is_backward(eqn: Any) -> bool:
+    """Whether an equation is part of the backward pass of a derivative."""
+    return "transpose(" in str(eqn.source_info.name_stack)
 
 
 @contextlib.contextmanager

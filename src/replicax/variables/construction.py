@@ -28,6 +28,7 @@ from replicax.values.consistency import from_first_worker
 from replicax.values.distributed import PerReplica
 from replicax.values.operators import ArrayOperators, plain
 from replicax.values.traced import TracedPerReplica
+from replicax.variables.colocation import asked_primary
 from replicax.variables.partitioning import NO_RULES, PartitionRules, partition_of
 from replicax.variables.registry import register
 
@@ -92,7 +93,7 @@ def build(
         spec=spec,
         layout=layout,
     )
-    variable = type.__call__(  # not `Variable(...)`, which asks for the kind
+    variable: Any = type.__call__(  # not `Variable(...)`, which asks for the kind
         kind_of(storage),
         storage,
         strategy=strategy,
@@ -100,6 +101,8 @@ def build(
         synchronization=synchronization,
         aggregation=aggregation,
     )
+    primary: Any = asked_primary()
+    variable._slot_of = None if primary is None else primary.name
     frame = current_frame()
     if frame is not None:
         variable = frame.exchange(variable)[0]  # all variants of a trace create the same one

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from replicax.engine.protocols import StrategyLike
+from replicax.engine.storage import Storage
 
 if TYPE_CHECKING:
     from replicax.variables.variable import Variable
@@ -56,3 +57,8 @@ def live_variables(strategy: StrategyLike) -> list[Variable]:
         for variable in list(_live.values())
         if variable.strategy is strategy and (variable._storage.has_value or variable._storage.lost)
     ]
+
+
+def owners() -> dict[Storage, Variable]:
+    """Each variable of this process by its storage."""
+    return {variable._storage: variable for variable in list(_live.values())}

@@ -94,6 +94,7 @@ class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
     __slots__ = (
         "__weakref__",
         "_aggregation",
+        "_slot_of",
         "_storage",
         "_strategy",
         "_synchronization",
@@ -131,6 +132,7 @@ class Variable(AssignableOperators, NestLeaf, metaclass=_CreateByContext):
         self._storage = storage
         self._strategy = strategy
         self._trainable = trainable
+        self._slot_of: str | None = None  # the name of the variable that it was created for
         self._synchronization = synchronization
         self._aggregation = aggregation
         weakref.finalize(self, _free, storage).atexit = False

@@ -91,6 +91,23 @@ class _Request:
         ]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prepared:
+    """A program, and what it would be launched with.
+
+    Attributes:
+        program: The program, which no call has run yet, or some have.
+        arrays: The arrays that enter it beside its variables.
+        names: What to call each of them.
+        given: What each of them was passed as.
+    """
+
+    program: Program
+    arrays: list[Any]
+    names: list[str]
+    given: list[Any]
+
+
 class CallSite:
     """The compiled programs of one Python function, by the types of its arguments.
 
@@ -145,6 +162,30 @@ class CallSite:
         Raises:
             TraceError: If the function creates variables on every call.
         """
+        request, key, entry = self._request(fn, args, kwargs, strategy, options)
+        program = self._programs.get(key)
+        if program is None or not program.is_alive():
+            program = self._find_or_compile(key, request, args, kwargs)
+            if program is None:  # other captured values are inputs now
+                return self.call(fn, args, kwargs, strategy=strategy, options=options)
+        result = program.run(request.lowered())
+        is_plain = options is None and (entry is None or entry.mode is stack.Mode.SCOPE)
+        if is_plain and self._owner is not None:
+            scope = None if entry is None else entry.strategy.extended._serial
+            structure, leaf_keys, *_ = key
+            call = Call(request.captured, request.leaves, structure, leaf_keys, strategy, scope)
+            self._set_repeat(repeat_of(call, program), program)
+        return arguments.put_back(result, request.leaves) if program.returns_arguments else result
+
+    def _request(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        strategy: StrategyLike | None,
+        options: RunOptions | None,
+    ) -> tuple[_Request, tuple[Any, ...], stack.Entry | None]:
+        """A call as a program is compiled for it, the key of that program, and where it is made."""
         leaves, structure = arguments.flatten(args, kwargs)
         captured = closures.captured(fn, self._is_input)
         request = _Request(fn, leaves, structure, captured, (), strategy, options)
@@ -167,18 +208,38 @@ class CallSite:
             captured.key,
             request.constant_keys(),
         )
-        program = self._programs.get(key)
-        if program is None or not program.is_alive():
-            program = self._find_or_compile(key, request, args, kwargs)
-            if program is None:  # other captured values are inputs now
-                return self.call(fn, args, kwargs, strategy=strategy, options=options)
-        result = program.run(request.lowered())
-        is_plain = options is None and (entry is None or entry.mode is stack.Mode.SCOPE)
-        if is_plain and self._owner is not None:
-            scope = None if entry is None else entry.strategy.extended._serial
-            call = Call(captured, leaves, structure, leaf_keys, strategy, scope)
-            self._set_repeat(repeat_of(call, program), program)
-        return arguments.put_back(result, request.leaves) if program.returns_arguments else result
+        return request, key, entry
+
+    def prepare(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        strategy: StrategyLike | None = None,
+    ) -> Prepared:
+        """The program that `call` would run, kept for it, and the arrays that it would get.
+
+        Raises:
+            TraceError: If the function creates variables on every call.
+        """
+        request, key, _ = self._request(fn, args, kwargs, strategy, None)
+        program = self._find_or_compile(key, request, args, kwargs)
+        if program is None:  # other captured values are inputs now
+            return self.prepare(fn, args, kwargs, strategy=strategy)
+        traced_at = [i for i, leaf in enumerate(request.leaves) if arguments.is_traced(leaf)]
+        names = [
+            arguments.name_of(i, request.structure, fn)
+            if i < request.num_arguments
+            else request.name_of(i)
+            for i in traced_at
+        ]
+        given = [request.leaves[i] for i in traced_at]
+        return Prepared(program, request.lowered(), names, given)
+
+    def history(self, fn: Callable[..., Any]) -> tuple[int, tuple[str, ...]]:
+        """How many programs `fn` has had, and why it was traced again, the last reasons."""
+        return self._retraces.history(fn)
 
     def _find_or_compile(
         self, key: Hashable, request: _Request, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -15,7 +15,7 @@ from replicax.core.tracebacks import fold
 from replicax.engine.contexts import stack
 from replicax.engine.eager.captured import with_captured
 from replicax.engine.functions import signature
-from replicax.engine.functions.call_site import CallSite, name_of_function
+from replicax.engine.functions.call_site import CallSite, Prepared, name_of_function
 from replicax.engine.functions.inline import run_inline
 from replicax.engine.functions.repeating import Repeat, not_repeated
 from replicax.engine.functions.settings import SETTINGS
@@ -163,6 +163,40 @@ class Function(CompiledCallable, Generic[P, R]):
             args, kwargs = self._checked(args, kwargs)
         fn = self.python_function
         return self._site.call(fn, args, kwargs, strategy=strategy, options=options)
+
+    def _prepare(
+        self, strategy: StrategyLike | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Prepared:
+        """The program of a call, or with `strategy` of its ``run``; the call will find it.
+
+        Raises:
+            ContextError: Where the call would have no program of its own.
+        """
+        name = name_of_function(self.python_function)
+        args, kwargs = self._checked(args, kwargs)
+        entry = stack.top()
+        is_inside = entry is not None and entry.mode is not stack.Mode.SCOPE
+        if is_inside or current_frame() is not None or is_transforming():
+            raise ContextError(
+                f"the program of {name!r} was asked for inside {stack.describe()} or a program "
+                "that is being traced, whose part it would be. Ask for it outside of steps."
+            )
+        if SETTINGS.run_eagerly:
+            raise ContextError(
+                f"{name!r} has no program while functions run as plain Python. Call "
+                "replicax.run_functions_eagerly(False) first."
+            )
+        is_loop = strategy is None and (self._runs_as_loop or _has_host_data(args, kwargs))
+        if not is_loop:
+            try:
+                return self._site.prepare(self.python_function, args, kwargs, strategy=strategy)
+            except HostLoopRequired:
+                if strategy is not None:
+                    raise
+        raise ContextError(
+            f"{name!r} is no single program: it goes through a dataset, so it runs as Python and "
+            "each step in it is a program. Ask for the program of such a step, with one batch."
+        )
 
     def _set_repeat(self, repeat: Repeat) -> None:
         """Takes over how to repeat the last call; the call site knows it."""

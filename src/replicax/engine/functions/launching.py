@@ -165,13 +165,20 @@ class Launcher:
                     key.note_loss()
             raise
 
-    def lowered(self, arguments: list[Any], platforms: tuple[str, ...] | None = None) -> Any:
-        """The lowered program, to be looked at; for `platforms`, or for that of its devices."""
+    def traced(self, arguments: list[Any]) -> Any:
+        """The program as JAX has traced it, to be looked at.
+
+        Its inputs are the variables that it writes, those it only reads, and `arguments`; its
+        outputs the new values of the former, and then the results.
+        """
         with RUN_AHEAD.lock:
             written = [key.live_array() for key in self._written]
             read = [key.live_array() for key in self._read]
-        traced = self._program.trace(written, read, arguments)
-        return traced.lower(lowering_platforms=platforms)
+        return self._program.trace(written, read, arguments)
+
+    def lowered(self, arguments: list[Any], platforms: tuple[str, ...] | None = None) -> Any:
+        """The lowered program, to be looked at; for `platforms`, or for that of its devices."""
+        return self.traced(arguments).lower(lowering_platforms=platforms)
 
     def _look_for_shortcut(
         self, before: list[Any], outputs: list[Any], arguments: list[Any]

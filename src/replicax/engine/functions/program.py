@@ -235,6 +235,7 @@ class Program:
     Attributes:
         mesh: The devices it runs on; None for one default device.
         returns_arguments: Whether an argument comes back as it was passed.
+        per_replica_outputs: Which of its outputs, after the variables, each replica has its own of.
         launcher: Runs it once; gives its outputs.
         finish: Makes the result of the function from the outputs.
         only_result: What `finish` does, if it makes the result of one of the outputs: how, and of
@@ -255,6 +256,11 @@ class Program:
         self.returns_arguments = any(
             isinstance(result, TracedObject) and isinstance(result.value, PassedThrough)
             for result in traced.results
+        )
+        self.per_replica_outputs = frozenset(
+            result.index
+            for result in traced.results
+            if isinstance(result, _Output) and result.shapes is not None
         )
         self.mesh = traced.mesh
         outputs = traced.jaxpr.outvars[len(self._written) :][: traced.num_outputs]

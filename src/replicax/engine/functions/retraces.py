@@ -13,6 +13,7 @@ from replicax.engine.functions import arguments
 from replicax.engine.functions.closures import ById
 
 RETRACES_BEFORE_WARNING = 5
+_NUM_REASONS = 8  # are kept of one function
 
 _ADVICE = "Pass values that change as arrays, and keep their shapes."
 _CAPTURED = "Pass it as an argument: an array, or a float."
@@ -32,6 +33,7 @@ class Retraces:
     def __init__(self) -> None:
         self._counts: collections.Counter[Hashable] = collections.Counter()
         self._last: dict[Hashable, tuple[Any, Mapping[Names, Hashable]]] = {}
+        self._reasons: dict[Hashable, collections.deque[str]] = {}
 
     def note(
         self,
@@ -56,12 +58,20 @@ class Retraces:
             return
         self._counts[code] += 1
         self._last[code] = key, constants
-        if count >= RETRACES_BEFORE_WARNING and last is not None:
+        if last is None:
+            return
+        reason = _what_changed(last, (key, constants), fn, fixed)
+        self._reasons.setdefault(code, collections.deque(maxlen=_NUM_REASONS)).append(reason)
+        if count >= RETRACES_BEFORE_WARNING:
             notices.notify_once(
                 ("retraces", ById(self), code),
-                f"{name!r} has been traced {count} times; last because "
-                f"{_what_changed(last, (key, constants), fn, fixed)}",
+                f"{name!r} has been traced {count} times; last because {reason}",
             )
+
+    def history(self, fn: Callable[..., Any]) -> tuple[int, tuple[str, ...]]:
+        """How many programs `fn` has had, and why the last of them were needed, oldest first."""
+        code = _code_of(fn)
+        return self._counts[code], tuple(self._reasons.get(code, ()))
 
 
 def _code_of(fn: Any) -> Hashable:

@@ -1,0 +1,1 @@
+"""What a step sends, keeps and computes, told from its program without running it."""
