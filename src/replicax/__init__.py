@@ -78,6 +78,7 @@ if typing.TYPE_CHECKING:
     from replicax.checkpoint.latest import latest_checkpoint
     from replicax.checkpoint.manager import CheckpointManager
     from replicax.checkpoint.options import CheckpointOptions
+    from replicax.costs.explain import Explanation, explain
     from replicax.drawing import visualize_value
     from replicax.losses import compute_average_loss, scale_regularization_loss
     from replicax.optimizers.carry import carry
@@ -99,6 +100,7 @@ __all__ = [
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "Explanation",
     "Function",
     "HierarchicalCopyAllReduce",
     "InputContext",
@@ -136,6 +138,7 @@ __all__ = [
     "data",
     "experimental",
     "experimental_set_strategy",
+    "explain",
     "function",
     "functions_run_eagerly",
     "get_replica_context",
@@ -168,6 +171,7 @@ _IMPORTED_WHEN_USED = {
     "Checkpoint": "replicax.checkpoint.checkpoint",
     "CheckpointManager": "replicax.checkpoint.manager",
     "CheckpointOptions": "replicax.checkpoint.options",
+    "Explanation": "replicax.costs.explain",
     "MultiWorkerMirroredStrategy": "replicax.strategies.multi_worker_mirrored",
     "Optimizer": "replicax.optimizers.optimizer",
     "ParameterServerStrategy": "replicax.parameter_server.strategy",
@@ -179,6 +183,7 @@ _IMPORTED_WHEN_USED = {
     "coordinator": None,
     "data": None,
     "experimental": None,
+    "explain": "replicax.costs.explain",
     "integrations": None,
     "latest_checkpoint": "replicax.checkpoint.latest",
     "metrics": None,

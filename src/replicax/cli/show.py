@@ -17,6 +17,7 @@ from replicax.checkpoint.entries import VariableEntry
 from replicax.checkpoint.errors import CheckpointNotFoundError, DamagedCheckpointError
 from replicax.checkpoint.latest import latest_checkpoint
 from replicax.core.errors import ReplicaxError
+from replicax.core.shown import as_size
 from replicax.saved_model.loading import SavedFiles, is_saved_model
 from replicax.saved_model.structure import from_json
 
@@ -111,7 +112,7 @@ def _variable(key: str, record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _print(contents: Contents, console: Console) -> None:
     console.print(
-        f"{contents.kind} {contents.path}, {_size(contents.num_bytes)}",
+        f"{contents.kind} {contents.path}, {as_size(contents.num_bytes)}",
         markup=False,
         soft_wrap=True,
     )
@@ -136,7 +137,7 @@ def _table(variables: list[dict[str, Any]]) -> Table:
     for row in variables:
         copies = str(row["copies"]) if row["copies"] else ""
         table.add_row(
-            row["key"], str(tuple(row["shape"])), row["dtype"], _size(row["bytes"]), copies
+            row["key"], str(tuple(row["shape"])), row["dtype"], as_size(row["bytes"]), copies
         )
     return table
 
@@ -169,10 +170,3 @@ def _nest(nest: Any) -> str:
         inside = ", ".join(map(_nest, nest))
         return f"[{inside}]" if isinstance(nest, list) else f"({inside})"
     return str(nest)
-
-
-def _size(num_bytes: int) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= factor:
-            return f"{num_bytes / factor:.1f} {unit}"
-    return f"{num_bytes} B"

@@ -1,4 +1,4 @@
-"""Tables as text and, for notebooks, as HTML.
+"""Tables as text and, for notebooks, as HTML; sizes as people read them.
 
 Text in cells is escaped. Knows nothing of what is shown; strategies, values and variables use it.
 """
@@ -49,3 +49,16 @@ def as_html(title: str, rows: Rows) -> str:
         for row, tag in zip(rows, ["th", *["td"] * len(rows)], strict=False)
     ]
     return f"<table>{caption}{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def as_size(num_bytes: float) -> str:
+    """A number of bytes in the largest unit that it has one of.
+
+    Example:
+        >>> as_size(12), as_size(2500), as_size(3_210_000_000)
+        ('12 B', '2.5 kB', '3.2 GB')
+    """
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.1f} {unit}"
+    return f"{num_bytes:.0f} B"

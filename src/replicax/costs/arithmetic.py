@@ -15,7 +15,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from replicax.costs.traced import MOVES, num_bytes
+from replicax.costs.primitives import ELEMENTWISE, FREE, HOST_CALLS, MOVES, READS, num_bytes
 from replicax.engine.analysis.varying import CALLS
 from replicax.jax_internals.primitives import AXES_OF
 from replicax.jax_internals.programs import Literal, is_backward, is_ref, open_jaxpr, sub_jaxprs
@@ -131,13 +131,13 @@ def _of_equation(eqn: Any, known: dict[int, _Count]) -> _Count:
     if name == "while":
         once = _count(open_jaxpr(params["body_jaxpr"]), known)
         return _Count(is_at_least=True).plus(once)
-    if name in MOVES or name in _FREE or name in AXES_OF:
-        return _Count(bytes=2 * num_bytes(_moved(eqn)) if name in _READS else 0)
+    if name in MOVES or name in FREE or name in HOST_CALLS or name in AXES_OF:
+        return _Count(bytes=2 * num_bytes(_moved(eqn)) if name in READS else 0)
     out = eqn.outvars[0] if eqn.outvars else None
     rule = _RULES.get(name)
     if rule is not None:
         return _Count(rule(eqn) if _is_floating(out) else 0, _traffic(eqn))
-    if name in _ELEMENTWISE:
+    if name in ELEMENTWISE:
         return _Count(_size(out) if _is_floating(out) else 0)
     return _Count(uncounted=frozenset({name}))
 
@@ -209,34 +209,8 @@ _RULES: dict[str, Callable[[Any], int]] = {
         _window,
     ),
     **dict.fromkeys(
-        ("scatter-add", "scatter_add", "scatter_mul", "scatter_min", "scatter_max"), _scatter
+        ("scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"), _scatter
     ),
     "sort": _order,
     "top_k": _order,
 }
-
-_READS = frozenset({"gather", "dynamic_slice", "dynamic_update_slice", "scatter", "concatenate"})
-
-_FREE = frozenset(
-    {
-        *("iota", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "scatter"),
-        *("bitcast_convert_type", "select_n", "is_finite", "sign", "random_wrap", "random_unwrap"),
-        *("shift_left", "shift_right_logical", "shift_right_arithmetic", "population_count", "clz"),
-        *("pure_callback", "io_callback", "debug_callback", "debug_print", "replicax_state"),
-        *("ref", "new_ref", "empty_ref", "freeze", "broadcast", "reduce_precision", "real", "imag"),
-        *("random_bits", "random_seed", "random_split", "random_fold_in", "threefry2x32", "name"),
-        *("mutable_array", "create_token", "squeeze", "argsort", "rng_bit_generator", "copy_start"),
-        *("device_put", "addupdate", "dce_sink"),
-    }
-)
-
-_ELEMENTWISE = frozenset(
-    {
-        *("add", "add_any", "sub", "mul", "div", "rem", "neg", "max", "min", "abs", "clamp", "pow"),
-        *("integer_pow", "square", "sqrt", "rsqrt", "cbrt", "exp", "exp2", "expm1", "log", "log1p"),
-        *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh"),
-        *("acosh", "atanh", "logistic", "erf", "erfc", "erf_inv", "lgamma", "digamma", "floor"),
-        *("ceil", "round", "nextafter", "conj", "complex", "mul_add", "igamma", "igammac"),
-        *("bessel_i0e", "bessel_i1e", "polygamma", "regularized_incomplete_beta"),
-    }
-)

@@ -17,25 +17,6 @@ REPLICAS = "replicas"
 LOGICAL_DEVICES = "logical devices"
 ALL_DEVICES = "all devices"
 
-KINDS = {
-    "psum": "all-reduce",
-    "psum_invariant": "all-reduce",
-    "unreduced_psum": "all-reduce",
-    "pmax": "all-reduce",
-    "pmin": "all-reduce",
-    "all_gather": "all-gather",
-    "all_gather_invariant": "all-gather",
-    "all_gather_reduced": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "unreduced_reduce_scatter": "reduce-scatter",
-    "all_to_all": "all-to-all",
-    "ragged_all_to_all": "all-to-all",
-    "ppermute": "collective-permute",
-    "pbroadcast": "broadcast",
-    "psend": "collective-permute",
-}
-"""What XLA calls the primitives of JAX that send something."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traffic:
@@ -69,6 +50,8 @@ class Collective:
         variables: The names of the variables that it serves: which are updated with its result,
             or whose parts it gathers.
         is_inserted: Whether XLA's partitioner put it in; no line of the trace asks for it.
+        could_be: Where it could be executed once, ``before the loop`` or ``after the loop``, if
+            that would give the same; None otherwise.
         num_bytes: The bytes of all operands.
         num_operands: How many there are.
 
@@ -90,6 +73,7 @@ class Collective:
     line: str = UNKNOWN_LINE
     variables: tuple[str, ...] = ()
     is_inserted: bool = False
+    could_be: str | None = None
 
     @property
     def num_operands(self) -> int:

@@ -19,7 +19,8 @@ from replicax.core.errors import ContextError
 from replicax.costs.arithmetic import Arithmetic, count_arithmetic, kept_for_backward
 from replicax.costs.collectives import Collective, as_compiled
 from replicax.costs.compiled import Compiled, read_compiled
-from replicax.costs.traced import HostCall, num_bytes, read_trace
+from replicax.costs.primitives import num_bytes
+from replicax.costs.traced import HostCall, read_trace
 from replicax.engine.functions.call_site import Prepared
 from replicax.engine.functions.function import Function, function
 from replicax.engine.functions.program import Program

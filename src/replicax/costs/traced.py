@@ -16,11 +16,12 @@ from typing import Any
 from replicax.core.names import REPLICA_AXIS
 from replicax.costs.collectives import (
     ALL_DEVICES,
-    KINDS,
     LOGICAL_DEVICES,
     REPLICAS,
     Collective,
 )
+from replicax.costs.loops import place_outside
+from replicax.costs.primitives import HOST_CALLS, KINDS, MOVES, num_bytes
 from replicax.engine.analysis.varying import CALLS
 from replicax.jax_internals.primitives import named_axes
 from replicax.jax_internals.programs import (
@@ -30,18 +31,6 @@ from replicax.jax_internals.programs import (
     open_jaxpr,
     sub_jaxprs,
     user_line,
-)
-
-HOST_CALLS = frozenset({"pure_callback", "io_callback", "debug_callback", "debug_print"})
-
-# What only moves elements: its output is a part of its input, or has another shape or type.
-MOVES = frozenset(
-    {
-        *("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "rev", "copy"),
-        *("slice", "dynamic_slice", "gather", "concatenate", "pad", "stop_gradient", "split"),
-        *("convert_element_type", "optimization_barrier", "sharding_constraint", "copy_p"),
-        *("dynamic_update_slice", "pvary", "replicax_uniform", "get", "swap"),
-    }
 )
 
 
@@ -113,15 +102,6 @@ def read_trace(
     )
 
 
-def num_bytes(atom: Any) -> int:
-    """The bytes of the value of a variable of a jaxpr, on one device."""
-    aval = atom.aval
-    dtype = getattr(aval, "dtype", None)
-    if dtype is None:
-        return 0
-    return math.prod(aval.shape) * getattr(dtype, "itemsize", 4)
-
-
 @dataclasses.dataclass(slots=True)
 class _Flow:
     """What is known of one value.
@@ -152,6 +132,8 @@ class _Place:
         in_branch: Whether a step may leave it out.
         path: The equations around it.
         line: The user's line of the innermost of these that has one.
+        loop: The body of the scan that it is in, with the numbers of its constants and of what it
+            carries; None where the equation is in something else inside it, or in no loop.
     """
 
     axes: Mapping[str, int]
@@ -159,6 +141,7 @@ class _Place:
     in_branch: bool
     path: tuple[Any, ...]
     line: str
+    loop: tuple[Any, int, int] | None = None
 
     def inside(
         self, eqn: Any, *, times: int | None = 1, in_branch: bool = False, part: int = 0
@@ -167,8 +150,11 @@ class _Place:
         axes = self.axes
         if eqn.primitive.name == "shard_map":
             axes = {**axes, **dict(eqn.params["mesh"].shape)}
-        path = (*self.path, id(eqn), part)
-        return _Place(axes, count, self.in_branch or in_branch, path, self.line_of(eqn))
+        path, loop = (*self.path, id(eqn), part), None
+        if eqn.primitive.name == "scan" and eqn.params["length"] > 1:
+            params = eqn.params
+            loop = open_jaxpr(params["jaxpr"]), params["num_consts"], params["num_carry"]
+        return _Place(axes, count, self.in_branch or in_branch, path, self.line_of(eqn), loop)
 
     def line_of(self, eqn: Any) -> str:
         """The user's line of an equation here; JAX keeps none in what it has traced before."""
@@ -297,6 +283,7 @@ class _Walk:
             place.count,
             place.in_branch,
             place.line_of(eqn),
+            could_be=None if place.loop is None else _outside(eqn, *place.loop),
         )
         self._found.append((collective, parts, kind == "all-gather"))
         if max((math.prod(atom.aval.shape) for atom in operands), default=0) > 1:
@@ -363,3 +350,7 @@ def _spread(values: Sequence[_Flow], count: int) -> Sequence[_Flow]:
     for value in values:
         joined.join(value)
     return [joined] * count
+
+
+def _outside(eqn: Any, body: Any, num_consts: int, num_carry: int) -> str | None:
+    return place_outside(eqn, body, num_consts=num_consts, num_carry=num_carry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import types
 import weakref
@@ -231,6 +232,20 @@ class Function(CompiledCallable, Generic[P, R]):
             self.python_function, args, kwargs, strategy=strategy
         )
         return program.launcher.lowered(arrays)
+
+    def explain(self, *args: Any, strategy: StrategyLike | None = None, **kwargs: Any) -> Any:
+        """What a call costs, before it is made: ``replicax.explain(self, *args, **kwargs)``.
+
+        Args:
+            *args: The arguments of the function.
+            strategy: The strategy whose ``run`` is to be explained; None for a call.
+            **kwargs: Arguments by keyword.
+
+        Returns:
+            An ``Explanation``: tables to print, and the same as data.
+        """
+        costs = importlib.import_module("replicax.costs.explain")  # it is above, and seldom asked
+        return costs.explain(self, *args, strategy=strategy, **kwargs)
 
     def _checked(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
