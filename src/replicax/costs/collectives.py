@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from replicax.jax_internals.programs import UNKNOWN_LINE
 
@@ -208,13 +208,12 @@ def as_compiled(
         for number, one in enumerate(asked)
         if number in found
     ]
-    by_line = {one.line: one for one in asked if one.line != UNKNOWN_LINE}
-    return (*kept, *(_named(one, by_line) for one in others))
+    unknown = [one for number, one in enumerate(asked) if number not in found]
+    return (*kept, *(_named(one, unknown) for one in others))
 
 
-def _named(one: Collective, by_line: Mapping[str, Collective]) -> Collective:
+def _named(one: Collective, asked: Sequence[Collective]) -> Collective:
     """A collective as XLA made it, with the variables of what its line asked for."""
-    source = by_line.get(one.line)
-    if source is None or source.over != one.over:
-        return dataclasses.replace(one, is_inserted=True)
-    return dataclasses.replace(one, variables=source.variables, is_inserted=False)
+    sources = [a for a in asked if (a.line, a.over) == (one.line, one.over)]
+    names = dict.fromkeys(name for source in sources for name in source.variables)
+    return dataclasses.replace(one, variables=tuple(names), is_inserted=not sources)

@@ -32,6 +32,11 @@ _CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|called_computations)=\
 _BRANCHES = re.compile(
     r"\b(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%?[\w.\-]+))"
 )
+_ORDER = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
+"""How XLA writes an order of devices: all numbers in this shape, and how it is transposed."""
+
+_TILED = re.compile(rf"replica_groups=\[([\d,]+)\]<={_ORDER}")
+_MESH = re.compile(rf"replica_groups=mesh\[(.*?)\](?:, device_ids=\({_ORDER}\))? \{{(.*?)\}}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _FIELDS = re.compile(r"(\w+)=(\d+)")
@@ -273,13 +278,45 @@ def _group(rest: str, num_devices: int) -> list[int]:
     listed = re.search(r"replica_groups=\{\{([\d,]*)\}", rest)
     if listed is not None:
         return [int(number) for number in listed[1].split(",") if number]
-    tiled = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest)
-    if tiled is None:
-        return list(range(num_devices))
-    groups, dims = _ints(tiled[1]), _ints(tiled[2])
-    order = _ints(tiled[3]) if tiled[3] else list(range(len(dims)))
-    numbers = np.arange(math.prod(dims)).reshape(dims).transpose(order).reshape(groups)
-    return [int(number) for number in numbers.reshape(groups[0], -1)[0]]
+    tiled = _TILED.search(rest)
+    if tiled is not None:
+        return _row(_order(tiled[2], tiled[3]).reshape(_ints(tiled[1])), [1])
+    mesh = _MESH.search(rest)
+    return list(range(num_devices)) if mesh is None else _along(*mesh.groups())
+
+
+def _along(axes: str, dims: str | None, transposed: str | None, chosen: str) -> list[int]:
+    """The first devices along some axes of a mesh, or along parts of them, as Shardy writes it.
+
+    A part ``(before)middle`` of an axis is the second dim of it, seen as (before, middle, rest).
+    """
+    parts = {name: part for name, *part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", chosen)}
+    shape: list[int] = []
+    picked = []
+    for name, number in re.findall(r"'([^']+)'=(\d+)", axes):
+        before, middle, size = 1, 1, int(number)
+        if name in parts:
+            before, middle = (
+                int(given or whole) for given, whole in zip(parts[name], (1, size), strict=True)
+            )
+            picked.append(len(shape) + 1)
+        shape += [before, middle, size // (before * middle)]
+    order = np.arange(math.prod(shape)) if dims is None else _order(dims, transposed)
+    return _row(order.reshape(shape), picked)
+
+
+def _order(dims: str, transposed: str | None) -> np.ndarray:
+    shape = _ints(dims)
+    axes = _ints(transposed) if transposed else range(len(shape))
+    return np.arange(math.prod(shape)).reshape(shape).transpose(list(axes)).reshape(-1)
+
+
+def _row(devices: np.ndarray, dims: list[int]) -> list[int]:
+    """The first devices along some dims of an array of devices."""
+    size = math.prod(devices.shape[dim] for dim in dims)
+    last = list(range(devices.ndim - len(dims), devices.ndim))
+    rows = np.moveaxis(devices, dims, last).reshape(-1, size)
+    return [int(number) for number in rows[0]]
 
 
 def _ints(text: str) -> list[int]:
