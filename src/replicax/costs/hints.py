@@ -214,24 +214,16 @@ def small_parts(program: StepProgram) -> Iterator[Hint]:
 
 
 def loops(program: StepProgram) -> Iterator[Hint]:
-    """Collectives that a loop repeats."""
+    """Collectives that a loop repeats, and that could be executed once."""
     for one in _over_replicas(program):
-        if one.kind != "all-reduce" or one.count == 1:
-            continue
-        if one.count is None:
-            yield Hint(
-                "collective in a loop",
-                f"the all-reduce of {as_size(one.num_bytes)} at {short(one.line)} is in a while "
-                "loop, and so executed nobody knows how often: if the loop only adds up what it "
-                "gives, reduce once after the loop.",
-            )
+        if one.could_be is None or one.count is None:
             continue
         less = (one.count - 1) * one.ring().num_bytes
         yield Hint(
             "collective in a loop",
-            f"the all-reduce of {as_size(one.num_bytes)} at {short(one.line)} is executed "
-            f"{one.count} times by a loop: if the loop only adds up what it gives, reduce once "
-            f"after the loop, and send {as_size(less)} less per device and step.",
+            f"the {one.kind} of {as_size(one.num_bytes)} at {short(one.line)} is executed "
+            f"{one.count} times by a loop, and could be once, {one.could_be}: sends "
+            f"{as_size(less)} less per device and step.",
             sends_less=less,
         )
 

@@ -1,8 +1,8 @@
 """Which collectives in the body of a scan could be executed once, outside of it.
 
-Two kinds: one whose operands are the same in every round can be executed before the loop; one whose
-results are only added up, or only collected, can be executed after it, on the sum or on all rounds
-together. Only the equations of the body itself are looked at, not what is in calls inside it.
+Two kinds: one whose operands are the same in every round can be executed before the loop; one
+whose results are only added up can be executed after it, on the sum. Only the equations of the body
+itself are looked at, not what is in calls inside it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from replicax.costs.primitives import MOVES
-from replicax.jax_internals.programs import Literal
+from replicax.jax_internals.programs import Literal, is_ref
 
 BEFORE = "before the loop"
 AFTER = "after the loop"
 
 _SUMS = frozenset({"psum", "psum_invariant", "unreduced_psum"})
 _ADDS = frozenset({"add", "add_any"})
-_SCALES = frozenset({"mul", "div"})
 
 
 def place_outside(eqn: Any, body: Any, *, num_consts: int, num_carry: int) -> str | None:
@@ -46,33 +45,43 @@ def place_outside(eqn: Any, body: Any, *, num_consts: int, num_carry: int) -> st
 
 
 def _is_in(atom: Any, found: set[Any]) -> bool:
+    """Whether an atom is one of these, or a number that is written out."""
     return isinstance(atom, Literal) or atom in found
 
 
 def _is_added_up(eqn: Any, body: Any, same: set[Any], num_consts: int, num_carry: int) -> bool:
-    """Whether the results go nowhere but into sums that the loop carries, and its outputs."""
+    """Whether the results go nowhere but into sums that the loop carries."""
     carried = dict(zip(body.invars[num_consts:][:num_carry], body.outvars[:num_carry], strict=True))
     summed, sums = set(eqn.outvars), set()
     for other in body.eqns:
-        uses = [atom for atom in other.invars if not isinstance(atom, Literal) and atom in summed]
-        if not uses or other is eqn:
-            if any(not isinstance(atom, Literal) and atom in sums for atom in other.invars):
-                return False
+        if any(_is_among(atom, sums) for atom in other.invars):
+            return False  # a round looks at the sum
+        uses = [atom for atom in other.invars if _is_among(atom, summed)]
+        if not uses:
             continue
         name, (out, *_) = other.primitive.name, other.outvars
         rest = [atom for atom in other.invars if not any(atom is one for one in uses)]
-        if name in MOVES or (name in _SCALES and all(_is_in(atom, same) for atom in rest)):
+        if _is_linear(name, other, uses) and all(_is_in(atom, same) for atom in rest):
             summed.update(other.outvars)
         elif name in _ADDS and len(rest) == 1 and carried.get(rest[0]) is out:
             sums.add(out)
         else:
             return False
     used = [atom for other in body.eqns for atom in other.invars if not isinstance(atom, Literal)]
-    old = {before for before, after in carried.items() if after in sums}
-    if any(used.count(before) != 1 for before in old):
-        return False  # a round looks at the sum so far
-    return not any(after in summed for after in body.outvars[:num_carry] if _is_var(after))
+    before = [old for old, new in carried.items() if _is_among(new, sums)]
+    if any(used.count(old) != 1 for old in before):
+        return False  # it looks at the sum so far
+    return bool(sums) and not any(_is_among(after, summed) for after in body.outvars)
 
 
-def _is_var(atom: Any) -> bool:
-    return not isinstance(atom, Literal)
+def _is_linear(name: str, eqn: Any, uses: list[Any]) -> bool:
+    """Whether the result of an equation is a multiple of what is used, or its elements moved."""
+    if name == "div":
+        return uses == [eqn.invars[0]]
+    return len(uses) == 1 and (
+        name == "mul" or (name in MOVES and not any(map(is_ref, eqn.invars)))
+    )
+
+
+def _is_among(atom: Any, found: set[Any]) -> bool:
+    return not isinstance(atom, Literal) and atom in found

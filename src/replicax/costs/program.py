@@ -95,7 +95,7 @@ class Memory:
         variables: Variables, without those in `slots`.
         slots: What optimizers keep for variables.
         arguments: What is passed to the step.
-        constants: Arrays that the function has captured.
+        constants: Arrays that the function has captured, which XLA does not count.
         outputs: What the step returns, and new values of variables that are not donated. Once the
             program is compiled it is XLA's number, with 8 bytes for the address of each output.
         temporaries: What XLA needs between: activations, gradients, scratch. None before the
