@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from replicax.core.shown import as_size
 from replicax.costs.collectives import REPLICAS, Collective
-from replicax.costs.program import COPIED, IN_PARTS, State, StepProgram
+from replicax.costs.program import COPIED, IN_PARTS, StepProgram, StepState
 
 SMALL = 64 * 1024
 """Bytes: a collective of fewer takes the time of its messages, not of its bytes."""
@@ -305,7 +305,7 @@ def short(line: str) -> str:
     return line.rpartition("/")[2]
 
 
-def _saved_by_parts(held: list[State], num_replicas: int) -> int:
+def _saved_by_parts(held: list[StepState], num_replicas: int) -> int:
     """What a device has less of when these are split; those of fewer elements stay whole."""
     saved = 0
     for one in held:
@@ -316,7 +316,7 @@ def _saved_by_parts(held: list[State], num_replicas: int) -> int:
     return saved
 
 
-def _num_elements(one: State) -> int:
+def _num_elements(one: StepState) -> int:
     count = 1
     for size in one.shape:
         count *= size

@@ -40,7 +40,7 @@ AT_HOME = "on one device"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class State:
+class StepState:
     """A variable that a step uses.
 
     Attributes:
@@ -67,7 +67,7 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Argument:
+class StepArgument:
     """An array that is passed to a step.
 
     Attributes:
@@ -161,8 +161,8 @@ class StepProgram:
     collectives: tuple[Collective, ...]
     host_calls: tuple[HostCall, ...]
     arithmetic: Arithmetic
-    state: tuple[State, ...]
-    arguments: tuple[Argument, ...]
+    state: tuple[StepState, ...]
+    arguments: tuple[StepArgument, ...]
     memory: Memory
     donates: bool
     num_traces: int
@@ -325,7 +325,7 @@ def _of_trace(fn: Function[..., Any], strategy: Any, prepared: Prepared, jaxpr: 
     )
 
 
-def _state_of(key: Storage, variable: Variable | None, *, is_written: bool) -> State:
+def _state_of(key: Storage, variable: Variable | None, *, is_written: bool) -> StepState:
     whole = math.prod(key.shape) * key.dtype.itemsize
     layout, here = COPIED, whole
     if key.layout is not None:
@@ -339,7 +339,7 @@ def _state_of(key: Storage, variable: Variable | None, *, is_written: bool) -> S
         here = math.prod(sharding.shard_shape(key.global_shape)) * key.dtype.itemsize
     elif key.per_replica:
         layout = OF_EACH
-    return State(
+    return StepState(
         key.name,
         None if variable is None else variable._slot_of,
         tuple(key.shape),
@@ -352,14 +352,14 @@ def _state_of(key: Storage, variable: Variable | None, *, is_written: bool) -> S
     )
 
 
-def _argument_of(array: Any, leaf: Any, name: str) -> Argument:
+def _argument_of(array: Any, leaf: Any, name: str) -> StepArgument:
     kind = leaf_kind(leaf)
     shape, dtype = tuple(getattr(array, "shape", ())), getattr(array, "dtype", None)
     here = shape
     if isinstance(array, jax.Array):
         here = array.sharding.shard_shape(shape)
     itemsize = jax.dtypes.canonicalize_dtype(float).itemsize if dtype is None else dtype.itemsize
-    return Argument(
+    return StepArgument(
         name,
         shape,
         "float" if dtype is None else str(dtype),

@@ -92,10 +92,10 @@ def read_trace(
         ('all-reduce', 12, 2)
     """
     jaxpr = open_jaxpr(jaxpr)
-    walk = _Walk()
+    walk = _TraceWalk()
     names = dict(inputs or {})
     start = [_Flow(0, 1 << i if i in names else 0) for i in range(len(jaxpr.invars))]
-    ends = walk.run(jaxpr, start, _Place({}, 1, False, (), UNKNOWN_LINE))
+    ends = walk.run(jaxpr, start, _Around({}, 1, False, (), UNKNOWN_LINE))
     return Traced(
         tuple(walk.collectives(names, [flow.served for flow in ends], outputs or {})),
         tuple(walk.host_calls.values()),
@@ -123,7 +123,7 @@ class _Flow:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
+class _Around:
     """Where in a program an equation stands.
 
     Attributes:
@@ -145,7 +145,7 @@ class _Place:
 
     def inside(
         self, eqn: Any, *, times: int | None = 1, in_branch: bool = False, part: int = 0
-    ) -> _Place:
+    ) -> _Around:
         count = None if self.count is None or times is None else self.count * times
         axes = self.axes
         if eqn.primitive.name == "shard_map":
@@ -154,7 +154,7 @@ class _Place:
         if eqn.primitive.name == "scan" and eqn.params["length"] > 1:
             params = eqn.params
             loop = open_jaxpr(params["jaxpr"]), params["num_consts"], params["num_carry"]
-        return _Place(axes, count, self.in_branch or in_branch, path, self.line_of(eqn), loop)
+        return _Around(axes, count, self.in_branch or in_branch, path, self.line_of(eqn), loop)
 
     def line_of(self, eqn: Any) -> str:
         """The user's line of an equation here; JAX keeps none in what it has traced before."""
@@ -162,7 +162,7 @@ class _Place:
         return self.line if line == UNKNOWN_LINE else line
 
 
-class _Walk:
+class _TraceWalk:
     """One walk over a program; loops are walked until nothing new is found.
 
     Attributes:
@@ -184,7 +184,7 @@ class _Walk:
             written = [name for i, name in outputs.items() if ends[i] >> number & 1]
             yield dataclasses.replace(found, variables=tuple(gathered or written))
 
-    def run(self, jaxpr: Any, values: Sequence[_Flow], place: _Place) -> list[_Flow]:
+    def run(self, jaxpr: Any, values: Sequence[_Flow], place: _Around) -> list[_Flow]:
         """What is known of the outputs of `jaxpr`, from what is known of its inputs."""
         env: dict[Any, _Flow] = {var: _Flow() for var in jaxpr.constvars}
         env.update(zip(jaxpr.invars, values, strict=True))
@@ -197,7 +197,7 @@ class _Walk:
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, eqn: Any, values: list[_Flow], place: _Place) -> list[_Flow]:
+    def _equation(self, eqn: Any, values: list[_Flow], place: _Around) -> list[_Flow]:
         name = eqn.primitive.name
         if name in ("swap", "addupdate"):
             values[0].join(values[1])
@@ -218,7 +218,7 @@ class _Walk:
             self._host_call(eqn, place)
         return self._other(eqn, values, place)
 
-    def _other(self, eqn: Any, values: list[_Flow], place: _Place) -> list[_Flow]:
+    def _other(self, eqn: Any, values: list[_Flow], place: _Around) -> list[_Flow]:
         """A primitive without a rule, a function of all its inputs."""
         for part, body in enumerate(sub_jaxprs(eqn.params)):  # how they are called is not known
             inner = place.inside(eqn, times=None, part=part)
@@ -239,7 +239,7 @@ class _Walk:
             outs.append(_Flow(joined.served & ~self._large if is_number else joined.served))
         return outs
 
-    def _collective(self, eqn: Any, kind: str, values: list[_Flow], place: _Place) -> list[_Flow]:
+    def _collective(self, eqn: Any, kind: str, values: list[_Flow], place: _Around) -> list[_Flow]:
         axes = [axis for axis in named_axes(eqn) if isinstance(axis, str)]
         groups = eqn.params.get("axis_index_groups")
         size = math.prod(place.axes.get(axis, 1) for axis in axes)
@@ -257,7 +257,7 @@ class _Walk:
         axes: Sequence[str],
         size: int,
         values: Sequence[_Flow],
-        place: _Place,
+        place: _Around,
     ) -> int:
         """The number of a collective, which is noted when it is first seen."""
         key = (*place.path, id(eqn))
@@ -290,7 +290,7 @@ class _Walk:
             self._large |= 1 << number
         return number
 
-    def _host_call(self, eqn: Any, place: _Place) -> None:
+    def _host_call(self, eqn: Any, place: _Around) -> None:
         key = (*place.path, id(eqn))
         self.host_calls[key] = HostCall(
             eqn.primitive.name,
@@ -300,7 +300,7 @@ class _Walk:
             place.line_of(eqn),
         )
 
-    def _cond(self, eqn: Any, values: list[_Flow], place: _Place) -> list[_Flow]:
+    def _cond(self, eqn: Any, values: list[_Flow], place: _Around) -> list[_Flow]:
         outs = [_Flow() for _ in eqn.outvars]
         for part, branch in enumerate(eqn.params["branches"]):
             inner = place.inside(eqn, in_branch=True, part=part)
@@ -309,7 +309,7 @@ class _Walk:
                 out.join(flow)
         return outs
 
-    def _scan(self, eqn: Any, values: list[_Flow], place: _Place) -> list[_Flow]:
+    def _scan(self, eqn: Any, values: list[_Flow], place: _Around) -> list[_Flow]:
         params = eqn.params
         num_consts, num_carry = params["num_consts"], params["num_carry"]
         body, inner = open_jaxpr(params["jaxpr"]), place.inside(eqn, times=params["length"])
@@ -327,7 +327,7 @@ class _Walk:
             if not any(news) and before == [(value.served, value.parts) for value in values]:
                 return [*carry, *outs[num_carry:]]
 
-    def _while(self, eqn: Any, values: list[_Flow], place: _Place) -> list[_Flow]:
+    def _while(self, eqn: Any, values: list[_Flow], place: _Around) -> list[_Flow]:
         params = eqn.params
         num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
         cond_consts, body_consts = values[:num_cond], values[num_cond:][:num_body]
