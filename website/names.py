@@ -47,6 +47,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "replicax.losses",
         "replicax.optimizers",
     ),
+    "Costs of a step": ("replicax.costs",),
     "Metrics": ("replicax.metrics",),
     "Random numbers": ("replicax.random",),
     "Input": (
