@@ -159,3 +159,23 @@ def test_why_a_function_needed_another_program_is_told():
 def test_host_arguments_are_told():
     text = repr(rx.explain(lambda x: x.sum(), np.ones(500, np.float32)))
     assert re.search(r"argument 'x' +2\.0 kB +1", text)
+
+
+def test_what_logical_devices_do_together_and_what_xla_adds_is_told():
+    strategy = rx.MirroredStrategy(
+        [f"CPU:{i}" for i in range(4)],
+        logical_devices=2,
+        partition_rules=[("w", jax.sharding.PartitionSpec("logical_0"))],
+    )
+    with strategy.scope():
+        w = rx.Variable(np.ones((8, 4), np.float32), name="w")
+
+    def step(x):
+        return (x @ w).sum()
+
+    batch = strategy.distribute_batch(np.ones((4, 8), np.float32))
+    text = repr(rx.explain(step, batch, strategy=strategy))
+    assert "step: MirroredStrategy, 2 replicas of 2 logical devices, not run" in text
+    assert re.search(r"operations .*, by the 2 devices of a replica together\n", text)
+    assert re.search(r"all-reduce \(added by XLA\) .* 2 logical devices .* test_explain\.py:", text)
+    assert "1 cut over the logical devices" in text

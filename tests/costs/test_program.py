@@ -208,6 +208,31 @@ def test_another_program_says_why_it_was_needed():
     assert inspect_step(rx.function(lambda: 1.0), compiles=False).retraces == ()
 
 
+@jax.tree_util.register_pytree_node_class
+class Row:
+    """An argument of the user's own type, which looks at what it is made of."""
+
+    def __init__(self, values):
+        if values.ndim != 1:
+            raise ValueError(f"{values} is no row")
+        self.values = values
+
+    def tree_flatten(self):
+        return (self.values,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_arguments_of_a_type_that_takes_arrays_only_have_numbers_for_names():
+    step = rx.function(lambda row: row.values.sum())
+    step(Row(jnp.ones(2)))
+    found = inspect_step(step, (Row(jnp.ones(3)),), compiles=False)
+    assert [one.name for one in found.arguments] == ["0"]
+    assert found.retraces[0].startswith("argument 0 changed: array of shape (2,)")
+
+
 def test_methods_and_bound_functions_are_inspected():
     class Trainer:
         def __init__(self, strategy):

@@ -156,12 +156,14 @@ def _overview(program: StepProgram) -> Rows:
         at_least = ", and more in while loops"
     elif arithmetic.uncounted:
         at_least = f", without {', '.join(arithmetic.uncounted)}"
-    rounds = [sum(c.times * get(c).num_rounds for c in program.collectives) for get in _WAYS]
+    spans = program.num_logical_devices
+    divided = f", by the {spans} devices of a replica together" if spans > 1 else ""
+    rounds = [sum(c.times * way(c).num_rounds for c in program.collectives) for way in _WAYS]
     open_ended = "at least " if any(c.count is None for c in program.collectives) else ""
     rows = [
         ("figure", "value"),
-        ("floating-point operations", f"{_number(arithmetic.flops)}{at_least}"),
-        ("bytes read and written", as_size(arithmetic.bytes_accessed)),
+        ("floating-point operations", f"{_number(arithmetic.flops)}{at_least}{divided}"),
+        ("bytes read and written", f"{as_size(arithmetic.bytes_accessed)}{divided}"),
         ("operations for each byte", f"{arithmetic.intensity:.1f}"),
         ("memory", as_size(program.memory.total)),
         ("donated", _donated(program)),

@@ -110,7 +110,10 @@ def name_of(index: int, structure: Any, fn: Callable[..., Any]) -> str:
     if isinstance(structure, int):  # `flatten` found nothing but leaves
         args, kwargs = range(structure), {}
     else:
-        args, kwargs = nest.unflatten(structure, range(structure.num_leaves))
+        try:
+            args, kwargs = nest.unflatten(structure, range(structure.num_leaves))
+        except Exception:  # of a node of the user's, which takes no numbers for its arrays
+            return str(index)
     found = argument_names(fn, args, kwargs).get(index)
     return str(index) if found is None else f"{found[0]!r}{found[1]}"
 

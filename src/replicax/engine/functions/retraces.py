@@ -13,7 +13,7 @@ from replicax.engine.functions import arguments
 from replicax.engine.functions.closures import ById
 
 RETRACES_BEFORE_WARNING = 5
-_NUM_REASONS = 8  # are kept of one function
+_NUM_CHANGES = 8  # are kept of one function
 
 _ADVICE = "Pass values that change as arrays, and keep their shapes."
 _CAPTURED = "Pass it as an argument: an array, or a float."
@@ -33,7 +33,7 @@ class Retraces:
     def __init__(self) -> None:
         self._counts: collections.Counter[Hashable] = collections.Counter()
         self._last: dict[Hashable, tuple[Any, Mapping[Names, Hashable]]] = {}
-        self._reasons: dict[Hashable, collections.deque[str]] = {}
+        self._changes: dict[Hashable, collections.deque[Any]] = {}
 
     def note(
         self,
@@ -60,18 +60,20 @@ class Retraces:
         self._last[code] = key, constants
         if last is None:
             return
-        reason = _what_changed(last, (key, constants), fn, fixed)
-        self._reasons.setdefault(code, collections.deque(maxlen=_NUM_REASONS)).append(reason)
+        kept = self._changes.setdefault(code, collections.deque(maxlen=_NUM_CHANGES))
+        kept.append((last, (key, constants), fixed))
         if count >= RETRACES_BEFORE_WARNING:
             notices.notify_once(
                 ("retraces", ById(self), code),
-                f"{name!r} has been traced {count} times; last because {reason}",
+                f"{name!r} has been traced {count} times; last because "
+                f"{_what_changed(last, (key, constants), fn, fixed)}",
             )
 
     def history(self, fn: Callable[..., Any]) -> tuple[int, tuple[str, ...]]:
         """How many programs `fn` has had, and why the last of them were needed, oldest first."""
         code = _code_of(fn)
-        return self._counts[code], tuple(self._reasons.get(code, ()))
+        changes = self._changes.get(code, ())
+        return self._counts[code], tuple(_what_changed(a, b, fn, fixed) for a, b, fixed in changes)
 
 
 def _code_of(fn: Any) -> Hashable:
