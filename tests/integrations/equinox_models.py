@@ -103,8 +103,7 @@ def train(strategy, name, make_optimizer, steps, *, wrap):
                 return loss_of(logits, y, rows), new
 
             (loss, new), grads = rx.value_and_grad(loss_fn, model, has_aux=True)
-            if len(x):
-                rx.assign(state, new)
+            rx.assign(state, new)
             optimizer.apply_gradients([(grads, model)])
             return loss
 

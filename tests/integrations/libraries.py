@@ -41,7 +41,7 @@ LIBRARIES = [
     Library("Flax NNX", "flax.nnx", "replicax.integrations.flax", "tests.integrations.flax.models"),
     Library("Equinox", "equinox", models="tests.integrations.equinox_models"),
     Library("Flax Linen", "flax.linen", models="tests.integrations.linen_models"),
-    Library("Haiku", "haiku"),
+    Library("Haiku", "haiku", models="tests.integrations.haiku_models"),
     Library("Plain functions", "jax"),
 ]
 

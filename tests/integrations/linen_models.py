@@ -69,7 +69,7 @@ def forward(state, params, batch_stats, x, key):
     return state.apply_fn(
         {"params": params, "batch_stats": batch_stats},
         x,
-        train=len(x) > 0,
+        train=True,
         mutable=["batch_stats"],
         rngs={"dropout": key},
     )
@@ -96,7 +96,6 @@ def train(strategy, name, make_optimizer, steps, *, wrap):
                 state, state.params, state.batch_stats, x, y, rows, jax.random.key(0)
             )
             grads = rx.get_replica_context().all_reduce("SUM", grads)
-            new = new if len(x) else state.batch_stats
             return state.apply_gradients(grads=grads, batch_stats=new), loss
 
         return lambda x, y: carried(state, x, y)[1]

@@ -93,7 +93,7 @@ def test_dropout_is_of_each_replica_and_the_same_in_both_executors(library):
 def test_training_with_dropout_goes_on_from_a_checkpoint(library, tmp_path):
     strategy = strategy_of(2)
     train_with_dropout = models_of(library).train_with_dropout
-    data = [batch for batch in batches("gpt", 8) if len(batch[0]) == 24]
+    data = [batch for batch in batches("gpt", 12) if len(batch[0]) == 24]
 
     def losses(step, data):
         found = [strategy.run(step, args=strategy.distribute_batch(batch)) for batch in data]

@@ -17,7 +17,10 @@ from collections.abc import Sequence
 from typing import Any
 
 INTEGRATIONS = {
+    "equinox": "replicax.integrations.batch_norms.equinox",
+    "flax.linen": "replicax.integrations.batch_norms.linen",
     "flax.nnx": "replicax.integrations.flax",
+    "haiku": "replicax.integrations.batch_norms.haiku",
     "keras": "replicax.integrations.keras",
 }
 """The integration to import, by the library that it is for."""

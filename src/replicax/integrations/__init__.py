@@ -1,4 +1,4 @@
-"""What Replicax does for models of other libraries: Flax NNX and Keras.
+"""What Replicax does for models of other libraries: Flax NNX and Keras, and batch norms of others.
 
 Each is imported when it is first used, or by itself once a program uses the library and has
 entered a strategy's scope.
