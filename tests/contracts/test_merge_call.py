@@ -143,6 +143,22 @@ def test_what_merge_fn_reduced_is_one_value_for_all(strategy, execute):
     assert float(result) == (strategy.num_replicas_in_sync - 1) / 2
 
 
+def test_merge_fn_may_make_an_array_where_components_differ_in_size(many, execute):
+    batch = many.distribute_batch(np.ones(2 * many.num_replicas_in_sync - 1, np.float32))
+    with many.scope():
+        variable = rx.Variable([0.0, 0.0])
+
+    def merge_fn(strategy, value):
+        total = strategy.reduce("SUM", value, axis=None)
+        variable.assign(total * jnp.array([1.0, 2.0]))  # another object in each trace
+        return total + jnp.array([1.0, 2.0])
+
+    result = execute(many, lambda x: merge(merge_fn, x.sum()), args=(batch,))
+    count = 2 * many.num_replicas_in_sync - 1
+    np.testing.assert_array_equal(result, [count + 1, count + 2])
+    np.testing.assert_array_equal(variable, [count, 2 * count])
+
+
 def test_merge_fn_may_assign_a_variable_once_for_all(strategy, execute):
     with strategy.scope():
         variable = rx.Variable(1.0)

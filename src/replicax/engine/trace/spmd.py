@@ -23,6 +23,7 @@ from replicax.backend.mesh import PER_REPLICA, REPLICATED, ReplicaMesh
 from replicax.core import notices
 from replicax.core.errors import TraceError
 from replicax.core.names import REPLICA_AXIS
+from replicax.engine.analysis.local_numbering import number_constant
 from replicax.engine.analysis.numbering import differing_outputs
 from replicax.engine.analysis.varying import (
     analyse,
@@ -141,7 +142,10 @@ class State(Protocol):
 
 @dataclasses.dataclass(slots=True)
 class _Trace:
-    """A traced variant: a jaxpr over state, then operands."""
+    """A traced variant: a jaxpr over state, then operands.
+
+    Of the operands each has a name, which is equal for the same one of another variant.
+    """
 
     jaxpr: Any
     frame: Frame
@@ -150,16 +154,12 @@ class _Trace:
     specs: list[PartitionSpec]
     num_uniform: int
     varying_shapes: list[Shape]
+    names: list[Hashable] = dataclasses.field(default_factory=list)
 
     @property
     def varying_in(self) -> list[bool]:
         state = [key.per_replica for key in self.frame.entered]
         return state + [REPLICA_AXIS in spec for spec in self.specs]
-
-    @property
-    def names(self) -> list[Hashable]:
-        """For each operand something that is equal for the same one of another variant."""
-        return [(id(v), spec) for v, spec in zip(self.operands, self.specs, strict=True)]
 
 
 def trace_replicas(
@@ -227,6 +227,7 @@ def _trace_kinds(
         traces = [_trace_variant(variant, body, args, mesh, frames)]
     else:
         traces = _trace_together(examples, fixed_ids, kind_of_replica, body, args, mesh, frames)
+    _name_operands(traces)
     if mesh.num_replicas > 1:
         _check_writes(traces)
     else:
@@ -239,6 +240,20 @@ def _trace_kinds(
         for trace in traces:
             trace.jaxpr = without_pieces(trace.jaxpr)
     return _emit(traces, kind_of_replica, mesh, state, is_whole)
+
+
+def _name_operands(traces: Sequence[_Trace]) -> None:
+    """Names the operands of all variants.
+
+    The function may make an array anew each time that it is traced, as ``jnp.array([1, 2])`` does;
+    by its content it is the same one in all variants.
+    """
+    everywhere = set.intersection(*({id(value) for value in trace.operands} for trace in traces))
+    for trace in traces:
+        trace.names = [
+            (id(value) if id(value) in everywhere else number_constant(value), spec)
+            for value, spec in zip(trace.operands, trace.specs, strict=True)
+        ]
 
 
 def _diverges(traces: Sequence[_Trace], mesh: ReplicaMesh) -> bool:
