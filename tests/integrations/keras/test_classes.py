@@ -7,9 +7,11 @@ with the reason.
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
+from flax import linen
 from keras import layers, ops
 
 from tests.integrations.keras.models import CROSS_ENTROPY
@@ -55,6 +57,26 @@ LAYER_ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 
 RANDOM: dict[str, dict[str, Any]] = {
+    **{
+        name: {}
+        for name in (
+            *("AugMix", "RandAugment", "RandomElasticTransform", "RandomErasing", "RandomFlip"),
+            *("RandomGaussianBlur", "RandomGrayscale", "RandomInvert", "RandomPerspective"),
+            "RandomShear",
+        )
+    },
+    **{
+        name: {"factor": 0.2}
+        for name in (
+            *("RandomBrightness", "RandomColorDegeneration", "RandomContrast", "RandomHue"),
+            *("RandomRotation", "RandomSaturation", "RandomSharpness"),
+        )
+    },
+    "RandomColorJitter": {"brightness_factor": 0.2},
+    "RandomCrop": {"height": 4, "width": 4},
+    "RandomPosterization": {"factor": 4},
+    "RandomTranslation": {"height_factor": 0.2, "width_factor": 0.2},
+    "RandomZoom": {"height_factor": 0.2},
     **{name: {"rate": 0.3} for name in ("AlphaDropout", "Dropout", "GaussianDropout")},
     **{f"SpatialDropout{dims}D": {"rate": 0.3} for dims in (1, 2, 3)},
     "GaussianNoise": {"stddev": 0.3},
@@ -62,25 +84,14 @@ RANDOM: dict[str, dict[str, Any]] = {
 """Other numbers on every replica, as documented; without training they are those of one device."""
 
 LAYERS_LEFT_OUT: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            *("AugMix", "CutMix", "MixUp", "RandAugment", "RandomBrightness"),
-            *("RandomColorDegeneration", "RandomColorJitter", "RandomContrast", "RandomCrop"),
-            *("RandomElasticTransform", "RandomErasing", "RandomFlip", "RandomGaussianBlur"),
-            *("RandomGrayscale", "RandomHue", "RandomInvert", "RandomPerspective"),
-            *("RandomPosterization", "RandomRotation", "RandomSaturation", "RandomSharpness"),
-            *("RandomShear", "RandomTranslation", "RandomZoom"),
-        ),
-        "other numbers on every replica, and no state: those with a rate stand for them",
-    ),
+    **dict.fromkeys(("CutMix", "MixUp"), "take images together with labels, so not in a model"),
     "BatchNormalization": "each replica normalises its own part: test_batch_norm has a reference",
     **dict.fromkeys(("AutoContrast", "Equalization"), "gives back its input, which Keras refuses"),
     **dict.fromkeys(("Layer", "InputLayer", "Wrapper", "Pipeline"), "nothing to compute"),
     **dict.fromkeys(
         (
             *("HashedCrossing", "Hashing", "IntegerLookup", "StringLookup", "TextVectorization"),
-            *("MaxNumBoundingBoxes", "TFSMLayer", "TorchModuleWrapper", "FlaxLayer", "JaxLayer"),
-            *("MelSpectrogram", "STFTSpectrogram"),
+            *("MaxNumBoundingBoxes", "TFSMLayer", "TorchModuleWrapper"),
         ),
         "works on the host or with another library; tests_adapters has TextVectorization",
     ),
@@ -133,6 +144,14 @@ COMPOSED: dict[str, Callable[[Any], Any]] = {
     "ReversibleEmbedding": _tied,
     "Discretization": lambda x: ops.cast(layers.Discretization([-0.5, 0.0, 0.5])(x), "float32"),
     "CategoryEncoding": lambda x: layers.CategoryEncoding(5)(_tokens(x[:, 0])),
+    "STFTSpectrogram": lambda x: layers.STFTSpectrogram("magnitude", 4, 2, 4)(x),
+    "MelSpectrogram": lambda x: layers.MelSpectrogram(
+        fft_length=4, sequence_stride=2, sequence_length=4, num_mel_bins=2, sampling_rate=8000
+    )(x[:, :, 0]),
+    "JaxLayer": lambda x: layers.JaxLayer(
+        lambda params, inputs: jnp.tanh(inputs @ params), lambda rng, inputs: jnp.ones((4, 3))
+    )(x),
+    "FlaxLayer": lambda x: layers.FlaxLayer(linen.Dense(3))(x),
 }
 """Layers that take more than one input, another layer, a function or integers, in a model."""
 
@@ -141,7 +160,12 @@ LAYERS = {
     for name, cls in _classes(layers, keras.Layer).items()
     if name not in {*LAYERS_LEFT_OUT, *RANDOM, *COMPOSED}
 }
+OF_CHOICES: dict[str, Any] = {"sparse_y_true": False, "sparse_y_pred": False}
 METRIC_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "IoU": {"num_classes": 3, "target_class_ids": [0, 2], **OF_CHOICES},
+    "MeanIoU": {"num_classes": 3, **OF_CHOICES},
+    "OneHotIoU": {"num_classes": 3, "target_class_ids": [0, 2]},
+    "OneHotMeanIoU": {"num_classes": 3},
     "SensitivityAtSpecificity": {"specificity": 0.5},
     "SpecificityAtSensitivity": {"sensitivity": 0.5},
     "PrecisionAtRecall": {"recall": 0.5},
@@ -155,10 +179,7 @@ OF_CLASSES = (
 """Metrics whose targets are the numbers of classes."""
 METRICS_LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(("Metric", "MeanMetricWrapper"), "abstract"),
-    **dict.fromkeys(
-        ("BinaryIoU", "IoU", "MeanIoU", "OneHotIoU", "OneHotMeanIoU"),
-        "not with weights of the examples, see docs/keras.md: the styles have MeanIoU",
-    ),
+    "BinaryIoU": "takes no weights of examples with several targets, in Keras alone either",
     **dict.fromkeys(("Mean", "Sum"), "not of targets and predictions; every fit uses Mean"),
 }
 METRICS = {

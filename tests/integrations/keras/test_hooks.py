@@ -29,6 +29,7 @@ REPLACED = [
     (keras.Variable, "__new__"),
     (keras.Layer, "__new__"),
     (keras.Layer, "add_weight"),
+    (keras.Metric, "__init__"),
     (keras.optimizers.Optimizer, "__init__"),
     (keras.optimizers.Optimizer, "add_variable"),
     (keras.optimizers.Optimizer, "add_variable_from_reference"),

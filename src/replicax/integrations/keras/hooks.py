@@ -7,6 +7,7 @@ replaced                                  so that
 ``Layer.__new__``                         a layer knows the strategy that it was created under,
                                           and is built in that scope
 ``Layer.add_weight``                      the same for what is added later, such as LoRA
+``Metric.__init__``                       what replicas count is checked to be a sum
 ``Optimizer.__init__, add_variable,       the state of an optimizer is mirrored, and each slot
 add_variable_from_reference``             is where its weight is
 ``Optimizer.apply, stateless_apply``      gradients are summed over the replicas first
@@ -42,6 +43,7 @@ import keras
 from replicax.engine.functions import foreign_state
 from replicax.integrations.keras import (
     adapters,
+    additive,
     internals,
     ownership,
     seeds,
@@ -65,6 +67,7 @@ def install() -> None:
         return  # creating a variable in a scope raises, and there is nothing else to do
     foreign_state.accept("keras", ownership.is_own)
     _replace_new(keras.Layer, _new_layer)
+    _replace(keras.Metric, "__init__", _init_metric)
     _replace(keras.Layer, "add_weight", _add_weight)
     optimizer, scaling = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
     for method in ("__init__", "add_variable", "add_variable_from_reference"):
@@ -145,6 +148,12 @@ def _new_layer(original: Callable[..., Any], cls: type, *args: Any, **kwargs: An
 
         layer.build = build_in_scope
     return layer
+
+
+def _init_metric(original: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any) -> None:
+    if ownership.strategy_in_force() is not None:
+        additive.watch(metric)
+    original(metric, *args, **kwargs)
 
 
 def _add_weight(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:

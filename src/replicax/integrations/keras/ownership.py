@@ -17,7 +17,7 @@ import keras
 
 from replicax.core.errors import ContextError, VariableError
 from replicax.engine.contexts.stack import has_strategy
-from replicax.integrations.keras import internals, variables
+from replicax.integrations.keras import additive, internals, variables
 from replicax.strategies.current import get_replica_context, get_strategy
 
 _owners: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -124,6 +124,9 @@ def take_over_compiled(model: Any, strategy: Any) -> None:
             _take_over(variable, strategy, mirrored=True)
     for variable in model.metrics_variables:
         _take_over(variable, strategy, mirrored=False)
+    for metric in model.metrics:
+        for each in (metric, *getattr(metric, "metrics", ())):
+            additive.watch(each)
 
 
 def _take_over(variable: Any, strategy: Any, *, mirrored: bool) -> None:
