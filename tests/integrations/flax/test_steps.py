@@ -444,10 +444,18 @@ def test_random_streams_made_in_the_scope_serve_split_rngs(strategy):
         assert int(rngs.default.count[...]) == 1
 
 
-def test_the_metadata_of_nnx_cuts_a_variable():
+@pytest.mark.parametrize(
+    ("axes", "rules"),
+    [
+        ((None, "logical_0"), ()),
+        (("embed", "mlp"), (("embed", None), ("mlp", "logical_0"))),
+    ],
+    ids=["axes of the strategy", "names with rules of NNX"],
+)
+def test_the_metadata_of_nnx_cuts_a_variable(axes, rules):
     strategy = rx.MirroredStrategy(logical_devices=2)
-    with nnx.use_eager_sharding(False), strategy.scope():
-        cut = nnx.with_partitioning(nnx.initializers.ones_init(), (None, "logical_0"))
+    with nnx.logical_axis_rules(rules), strategy.scope():
+        cut = nnx.with_partitioning(nnx.initializers.ones_init(), axes)
         layer = nnx.Linear(2, 4, kernel_init=cut, rngs=nnx.Rngs(0))
     held = variable_in(layer.kernel)
     assert held is not None
@@ -455,3 +463,87 @@ def test_the_metadata_of_nnx_cuts_a_variable():
     assert held.partition_dimensions == (1, 2)
     found = strategy.gather(strategy.run(lambda: layer(jnp.ones((1, 2)))), axis=0)
     np.testing.assert_allclose(found, np.full((4, 4), 2.0))
+
+
+def test_metadata_of_other_axes_leaves_a_variable_whole():
+    with rx.MirroredStrategy(logical_devices=2).scope():
+        cut = nnx.with_partitioning(nnx.initializers.ones_init(), ("data", "model"))
+        layer = nnx.Linear(2, 4, kernel_init=cut, rngs=nnx.Rngs(0))
+    held = variable_in(layer.kernel)
+    assert held is not None
+    assert held.partition_dimensions == (1, 1)
+
+
+def test_a_rule_finds_a_variable_by_its_path_and_its_slots_follow():
+    class Tower(nnx.Module):
+        def __init__(self, rngs):
+            self.first, self.last = nnx.Linear(2, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
+
+    rules = {"(first|layers/0)/kernel": [1, 2], "bias": None, "kernel": [2, 1]}
+    strategy = rx.MirroredStrategy(logical_devices=2, partition_rules=rules)
+    with strategy.scope():
+        rngs = nnx.Rngs(0)
+        tower = Tower(rngs)
+        models = [tower, nnx.Sequential(nnx.Linear(2, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs))]
+        optimizers = [nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param) for model in models]
+    for model, optimizer, layers in zip(
+        models, optimizers, [("first", "last"), ("layers/0", "layers/1")], strict=True
+    ):
+        leaves = [leaf for _, leaf in nnx.iter_graph((model, optimizer))]
+        held = [variable_in(leaf) for leaf in leaves if isinstance(leaf, nnx.Variable)]
+        found = {
+            variable.name: variable.partition_dimensions
+            for variable in held
+            if variable is not None
+        }
+        for prefix in ("", "opt_state/0/mu/", "opt_state/0/nu/"):
+            assert found[f"{prefix}{layers[0]}/kernel"] == (1, 2)
+            assert found[f"{prefix}{layers[1]}/kernel"] == (2, 1)
+            assert found[f"{prefix}{layers[0]}/bias"] == (1,)
+
+
+def test_what_a_module_has_learned_stays_when_it_becomes_part_of_another(strategy):
+    with strategy.scope():
+        layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+        layer.bias[...] = jnp.asarray([3.0, 4.0])
+        model = nnx.Sequential(layer, nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
+    assert model.layers[0] is layer
+    held = variable_in(layer.bias)
+    assert held is not None
+    assert held.name == "layers/0/bias"
+    np.testing.assert_array_equal(layer.bias[...], [3.0, 4.0])
+
+
+@pytest.mark.parametrize("name", ["adamw", "chain"])
+def test_a_checkpoint_of_orbax_by_plain_nnx_goes_on_with_its_optimizer(strategy, tmp_path, name):
+    import orbax.checkpoint as ocp
+
+    schedule = optax.cosine_decay_schedule(0.1, 10)
+    transformation = {
+        "adamw": optax.adamw(0.1),
+        "chain": optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(schedule, momentum=0.9)),
+    }[name]
+    pair = lambda: (  # noqa: E731
+        lambda model: (model, nnx.Optimizer(model, transformation, wrt=nnx.Param))
+    )(nnx.Linear(4, 3, rngs=nnx.Rngs(7)))
+
+    def step(model, optimizer, x):
+        optimizer.update(model, nnx.grad(loss_of)(model, x))
+
+    plain = pair()
+    step(*plain, X)
+    with ocp.StandardCheckpointer() as writer:
+        writer.save(tmp_path / "plain", nnx.to_pure_dict(nnx.state(plain)))
+    with strategy.scope():
+        model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+        own = model, nnx.Optimizer(model, transformation, wrt=nnx.Param)
+    state = nnx.state(own)
+    with ocp.StandardCheckpointer() as reader:
+        nnx.replace_by_pure_dict(state, reader.restore(tmp_path / "plain", nnx.to_pure_dict(state)))
+    nnx.update(own, state)
+    step(*plain, X)
+    strategy.run(rx.function(lambda x: step(*own, x)), args=(strategy.distribute_batch(X),))
+    for (_, found), (_, wanted) in zip(
+        nnx.to_flat_state(nnx.state(own)), nnx.to_flat_state(nnx.state(plain)), strict=True
+    ):
+        np.testing.assert_allclose(found[...], wanted[...], rtol=1e-5, atol=1e-6)

@@ -19,6 +19,7 @@ every scope, for objects that are not distributed, everything does what Flax doe
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 from collections.abc import Callable
@@ -67,18 +68,21 @@ def _replace(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
 
 def _construct(original: Callable[..., Any], cls: type, *args: Any, **kwargs: Any) -> Any:
     depth = _depth.set(_depth.get() + 1)
+    entry = stack.top()
+    in_scope = entry is not None and entry.mode is stack.Mode.SCOPE and stack.has_strategy()
     try:
-        made = original(cls, *args, **kwargs)
+        # The strategy cuts what it distributes, for which NNX would want a mesh of its own.
+        with nnx.use_eager_sharding(False) if in_scope else contextlib.nullcontext():
+            made = original(cls, *args, **kwargs)
     finally:
         _depth.reset(depth)
-    entry = stack.top()
     if _depth.get() > 0 or entry is None or not stack.has_strategy():
         return made
     if entry.mode is stack.Mode.REPLICA:
         modules.note_made_in_step(made)
     elif entry.mode is stack.Mode.SCOPE and current_frame() is None:
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, nnx.Pytree)]
-        modules.take_over([made], entry.strategy, parameters_of=[*given, made])
+        modules.take_over([made], entry.strategy, parameters_of=[*given, made], is_new=True)
     return made
 
 

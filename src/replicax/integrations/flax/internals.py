@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
-from flax.nnx import tracers
+from flax.nnx import spmd, tracers
 
 TREE_METACLASS: Any = type(nnx.Pytree)
 """What makes modules, optimizers, metrics and streams of random numbers."""
@@ -63,3 +63,8 @@ def set_trace_state(variable: Any, state: Any) -> None:
 def here() -> Any:
     """The trace that this code is part of, as NNX notes it of each variable."""
     return tracers.TraceState()
+
+
+def partition_spec(variable: Any) -> Any:
+    """How NNX's own metadata says that a variable is cut, by its rules for names of axes, too."""
+    return spmd.get_var_pspec(variable)

@@ -23,6 +23,7 @@ from replicax.engine.contexts import stack
 from replicax.integrations.flax.variables import (
     can_be_distributed,
     distribute_variable,
+    rename,
     variable_in,
 )
 from replicax.jax_internals.traces import set_everywhere
@@ -74,13 +75,16 @@ def distribute(tree: Any, strategy: Any) -> Any:
     return tree
 
 
-def take_over(trees: Iterable[Any], strategy: Any, *, parameters_of: Iterable[Any]) -> None:
+def take_over(
+    trees: Iterable[Any], strategy: Any, *, parameters_of: Iterable[Any], is_new: bool = False
+) -> None:
     """Distributes all variables in `trees`, by their paths.
 
     Args:
         trees: What has the variables.
         strategy: The strategy.
         parameters_of: Where the parameters are that an optimizer among `trees` may have state for.
+        is_new: Whether they were just made, of modules that may have been distributed before.
     """
     for tree in trees:
         found = [(path, node) for path, node in nnx.iter_graph(tree)]
@@ -92,6 +96,8 @@ def take_over(trees: Iterable[Any], strategy: Any, *, parameters_of: Iterable[An
                     plain.append((path, node))
                 else:
                     _require_own(held, strategy)
+                    if is_new:
+                        rename(node, _name(path, node))
             elif isinstance(node, nnx.metrics.Welford) and strategy.num_replicas_in_sync > 1:
                 raise VariableError(
                     "nnx.metrics.Welford was given to a strategy of "

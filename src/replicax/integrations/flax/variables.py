@@ -302,17 +302,36 @@ def _kind(
 
 def _layout_of(variable: Any, strategy: Any) -> dict[str, Any]:
     """The layout that NNX's own metadata asks for, if it names axes of the strategy."""
-    names = variable.get_metadata("out_sharding", None)
     mesh = strategy.extended.mesh
-    if not names or mesh.num_logical_devices == 1:
+    if not variable.get_metadata("out_sharding", None) or mesh.num_logical_devices == 1:
         return {}
-    axes = set(mesh.logical_axes)
-    flat: list[str] = []
-    for entry in names:
-        flat += [entry] if isinstance(entry, str) else entry or ()
-    if not flat or not axes.issuperset(flat):
+    spec = internals.partition_spec(variable)
+    named = jax.tree.leaves(tuple(spec))
+    if not named or not set(mesh.logical_axes).issuperset(named):
         return {}
-    return {"partition_dimensions": jax.sharding.PartitionSpec(*names)}
+    return {"partition_dimensions": spec}
+
+
+def rename(variable: nnx.Variable[Any], name: str) -> None:
+    """Calls a variable of a module that has become part of a larger one by its path in that.
+
+    A rule for the new name may cut a mirrored variable otherwise than it is cut.
+    """
+    held = internals.stored(variable)
+    old, short = held.variable, held.variable.name
+    if not name.endswith(f"/{short}"):
+        return
+    old._storage.name = name
+    rules = old.strategy.extended._partition_rules
+    if _is_mirrored(old) and rules.find(name) != rules.find(short):
+        held.variable = _variable_for(
+            variable,
+            old.read_value(),
+            old.strategy,
+            name,
+            held.primary,
+            is_key=held.key_impl is not None,
+        )
 
 
 def _is_another_kind(value: Any, variable: Variable) -> bool:
