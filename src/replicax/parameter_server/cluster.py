@@ -12,7 +12,7 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +32,11 @@ from replicax.parameter_server.storage import ServerStorage
 from replicax.parameter_server.transport import Transport
 from replicax.parameter_server.worker import joined, padded, rows_by_shard, updates_of
 
+if TYPE_CHECKING:
+    from replicax.parameter_server.rollback import Change, Rollback
+
+T = TypeVar("T")
+
 Partition = Callable[[tuple[int, ...], Any], Sequence[int]]
 
 
@@ -48,17 +53,20 @@ class ServerCluster:
     Attributes:
         transport: How they are reached.
         epoch: How often they were rolled back.
+        rollback: Who rolls them back; None where a lost server is an error.
     """
 
     def __init__(self, transport: Transport, partitioner: Partition | None) -> None:
         """Servers without variables; `partitioner` cuts new ones."""
         self.transport = transport
         self.epoch = 0
+        self.rollback: Rollback | None = None
         self._partitioner = partitioner
         self._bytes = [0] * len(transport.servers)
         self._shard_ids = itertools.count()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
+        self._optimizers: list[tuple[int, OptimizerSpec]] = []
         self._dropped: collections.deque[tuple[ShardSpec, ...]] = collections.deque()
 
     @property
@@ -130,23 +138,46 @@ class ServerCluster:
 
     def create(self, storage: ServerStorage, value: np.ndarray) -> None:
         """Creates the shards of a new variable, with its first value."""
-        self._drop_now()
+        if self.rollback is None:  # which drops with the next snapshot what no closure needs again
+            self.drop_now()
         places = storage.places or [(0, 0)]
         ends = [start for _, start in places[1:]] + [storage.shape[0] if storage.shape else 0]
-        shards = []
+        specs, parts = [], []
         for (server, start), end in zip(places, ends, strict=True):
             whole = storage.is_copied or len(places) == 1
             shape = storage.shape if whole else (end - start, *storage.shape[1:])
             spec = ShardSpec(
                 next(self._shard_ids), server, storage.name, shape, str(storage.dtype), start
             )
-            part = value if whole else value[start:end]
-            self.transport.servers[server].create([spec], [part])
-            shards.append(spec)
-        storage.shards = tuple(shards)
+            specs.append(spec)
+            parts.append(self._kept(value if whole else value[start:end]))
+
+        def create(epoch: int) -> None:
+            del epoch
+            for spec, part in zip(specs, parts, strict=True):
+                self.transport.servers[spec.server].create([spec], [part])
+
+        self._change(create)
+        storage.shards = tuple(specs)
+
+    def _change(self, change: Change) -> None:
+        if self.rollback is None:
+            change(self.epoch)
+        else:
+            self.rollback.change(change)
+
+    def _look(self, read: Callable[[], T]) -> T:
+        return read() if self.rollback is None else self.rollback.look(read)
+
+    def _kept(self, value: Any) -> Any:
+        """`value`, which nobody changes as long as it may be needed again."""
+        return value.copy() if self.rollback and isinstance(value, np.ndarray) else value
 
     def value_of(self, storage: ServerStorage) -> Any:
         """The value of a variable now, uncommitted."""
+        return self._look(lambda: self._value_of(storage))
+
+    def _value_of(self, storage: ServerStorage) -> Any:
         shards = storage.shards[:1] if storage.is_copied else storage.shards
         by_server: dict[int, list[ShardSpec]] = collections.defaultdict(list)
         for shard in shards:
@@ -160,6 +191,9 @@ class ServerCluster:
 
     def rows_of(self, storage: ServerStorage, rows: np.ndarray) -> Any:
         """Some rows of a variable now; `rows` are in its bounds."""
+        return self._look(lambda: self._rows_of(storage, rows))
+
+    def _rows_of(self, storage: ServerStorage, rows: np.ndarray) -> Any:
         flat = rows.reshape(-1)
         found = np.zeros((flat.size, *storage.shape[1:]), storage.dtype)
         for shard, places, own in rows_by_shard(storage.shards, flat):
@@ -179,12 +213,12 @@ class ServerCluster:
         at = None if rows is None else 1
         emission = Emission(kind, storage.shards, 0, at, is_copied=storage.is_copied)
         updates: dict[int, list[Update]] = collections.defaultdict(list)
-        for server, update in updates_of(emission, (value, rows)):
+        for server, update in updates_of(emission, (self._kept(value), self._kept(rows))):
             updates[server].append(update)
-        self._apply(updates)
+        self._change(lambda epoch: self._apply(epoch, updates))
 
-    def _apply(self, updates: Mapping[int, Sequence[Update]]) -> None:
-        attempt = Attempt(self.epoch, self.new_number())
+    def _apply(self, epoch: int, updates: Mapping[int, Sequence[Update]]) -> None:
+        attempt = Attempt(epoch, self.new_number())
         for server, some in updates.items():
             self.transport.servers[server].stage(attempt, some)
         for server in updates:
@@ -192,7 +226,12 @@ class ServerCluster:
 
     def register_optimizer(self, server: int, spec: OptimizerSpec) -> None:
         """Tells one server of an optimizer of shards that it holds."""
-        self.transport.servers[server].register_optimizer(spec)
+        self._optimizers.append((server, spec))
+        self._look(lambda: self.transport.servers[server].register_optimizer(spec))
+
+    def optimizers_of(self, server: int) -> list[OptimizerSpec]:
+        """The optimizers that one server has been told of."""
+        return [spec for index, spec in self._optimizers if index == server]
 
     # -- the end of variables ----------------------------------------------------------------
 
@@ -200,10 +239,14 @@ class ServerCluster:
         """Notes shards of a variable that is gone; takes no lock and sends nothing."""
         self._dropped.append(shards)
 
-    def _drop_now(self) -> None:
+    def drop_now(self) -> None:
+        """Lets the servers forget the shards of variables that are gone."""
         while self._dropped:
-            for shard in self._dropped.popleft():
+            shards = self._dropped[0]
+            for shard in shards:
                 self.transport.servers[shard.server].drop([shard.shard_id])
-                with self._lock:
+            self._dropped.popleft()
+            with self._lock:
+                for shard in shards:
                     size = jnp.dtype(shard.dtype).itemsize * math.prod(shard.shape)
                     self._bytes[shard.server] -= min(max(size, 1), self._bytes[shard.server])

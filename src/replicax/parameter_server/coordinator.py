@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,8 @@ from replicax.parameter_server.per_worker import (
 from replicax.parameter_server.programs import ClosureProgram
 from replicax.parameter_server.queue import ClosureQueue, EachWorker, ScheduledClosure
 from replicax.parameter_server.remote_value import RemoteValue
+from replicax.parameter_server.rollback import Rollback
+from replicax.parameter_server.roster import WorkerRoster
 from replicax.parameter_server.statistics import CoordinatorStats, Counting
 from replicax.parameter_server.strategy import ParameterServerStrategy
 from replicax.parameter_server.tracing import tracing_closure
@@ -47,7 +49,15 @@ from replicax.parameter_server.transport import (
     WorkerGoneError,
 )
 
+T = TypeVar("T")
+
 _MAX_PROGRAMS = 256
+_DEFAULTS = {
+    "max_staleness": None,
+    "queue_size": 1024,
+    "snapshot_every": None,
+    "restart_timeout": 300.0,
+}
 
 
 class ClusterCoordinator:
@@ -65,6 +75,12 @@ class ClusterCoordinator:
         max_staleness: How many closures may change the variables of one between its reading and
             its own updates; 0 is synchronous training. None for no bound.
         queue_size: How many closures may wait; ``schedule`` waits while there are so many.
+        snapshot_every: A lost server is an error for good, unless this is a number: then all
+            servers are rolled back together to the last snapshot, which the coordinator keeps in
+            memory and takes anew after so many closures, and what was applied since runs again.
+            That is so also for a closure whose result was fetched; the result stays as it was.
+        restart_timeout: How many seconds closures wait while no worker is there, and for a server
+            in the place of a lost one. After that it is an error.
 
     Raises:
         TypeError: If `strategy` is no `ParameterServerStrategy`.
@@ -107,27 +123,38 @@ class ClusterCoordinator:
         *,
         max_staleness: int | None = None,
         queue_size: int = 1024,
+        snapshot_every: int | None = None,
+        restart_timeout: float = 300.0,
     ) -> None:
+        options = {
+            "max_staleness": max_staleness,
+            "queue_size": queue_size,
+            "snapshot_every": snapshot_every,
+            "restart_timeout": restart_timeout,
+        }
         if self._initialised:
-            if (max_staleness, queue_size) != self._options and (max_staleness, queue_size) != (
-                None,
-                1024,
-            ):
+            if options not in (self._options, _DEFAULTS):
                 raise ValueError(
-                    f"{strategy!r} has a coordinator with max_staleness={self._options[0]} and "
-                    f"queue_size={self._options[1]} already; asked for max_staleness="
-                    f"{max_staleness}, queue_size={queue_size}. Give the options to the first one."
+                    f"{strategy!r} has a coordinator with {_listed(self._options)} already; asked "
+                    f"for {_listed(options)}. Give the options to the first one."
                 )
             return
         _check_count(max_staleness, "max_staleness", 0, optional=True)
         _check_count(queue_size, "queue_size", 1)
+        _check_count(snapshot_every, "snapshot_every", 1, optional=True)
+        if isinstance(restart_timeout, bool) or not restart_timeout > 0:
+            raise ValueError(
+                f"restart_timeout is {restart_timeout!r}; expected a number of seconds above 0."
+            )
         self._initialised = True
-        self._options = max_staleness, queue_size
+        self._options = options
         self._strategy = strategy
         self._cluster = strategy.extended.cluster
         self._transport = self._cluster.transport
-        self._queue = ClosureQueue(queue_size, max_staleness)
         num_workers = len(self._transport.workers)
+        self._queue = ClosureQueue(
+            queue_size, max_staleness, num_workers=num_workers, patience=restart_timeout
+        )
         self._counting = Counting(num_workers)
         self._site = CallSite(
             donate=False, lifts=True, max_programs=_MAX_PROGRAMS, program_of=self._program_of
@@ -136,11 +163,13 @@ class ClusterCoordinator:
         self._datasets: dict[int, Callable[[], Any]] = {}
         self._dataset_specs: dict[int, DatasetSpec] = {}
         self._iterators: dict[int, int] = {}
-        self._known: list[set[int]] = [set() for _ in range(num_workers)]
+        self._roster = WorkerRoster(num_workers, self._queue)
+        self._rollback: Rollback | None = None
+        if snapshot_every is not None:
+            self._rollback = Rollback(self._cluster, self._queue, self._counting, snapshot_every)
+            self._cluster.rollback = self._rollback
         strategy.extended.coordinator = self
-        self._alive = [threading.Event() for _ in range(num_workers)]
-        for index, alive in enumerate(self._alive):
-            alive.set()
+        for index in range(num_workers):
             # Weakly: a program that forgets the strategy must not keep its threads.
             name = f"replicax worker {index}"
             target = (weakref.ref(self), self._queue, index)
@@ -300,8 +329,14 @@ class ClusterCoordinator:
         with self._lock:
             dataset_id = self._cluster.new_number()
             self._datasets[dataset_id] = dataset_fn
-            # All at once: an error in dataset_fn is seen here, and not in some closure.
-            specs = [self._know_dataset(worker, dataset_id) for worker in self._alive_workers()]
+            # On all at once: an error in dataset_fn is seen here, and not in some closure.
+            specs = list(self._on_workers(lambda worker: self._know_dataset(worker, dataset_id)))
+            if not specs:
+                raise WorkerGoneError(
+                    "no worker is there to make a dataset. Make it later, when one has started "
+                    "again.",
+                    0,
+                )
             self._dataset_specs[dataset_id] = specs[0]
             return PerWorkerDataset(self, dataset_id, dataset_fn)
 
@@ -323,30 +358,38 @@ class ClusterCoordinator:
         with self._lock:
             iterator_id = self._cluster.new_number()
             self._iterators[iterator_id] = dataset_id
-            for worker in self._alive_workers():
-                self._know_iterator(worker, iterator_id)
+            for _ in self._on_workers(lambda worker: self._know_iterator(worker, iterator_id)):
+                pass
             return PerWorkerIterator(self._strategy, iterator_id, self._dataset_spec(dataset_id))
 
-    def _alive_workers(self) -> list[int]:
-        return [index for index, alive in enumerate(self._alive) if alive.is_set()]
+    def _on_workers(self, call: Callable[[int], T]) -> Iterator[T]:
+        """What `call` gives for each worker; one that is gone will be told when it is back."""
+        for worker in self._roster.there():
+            with contextlib.suppress(WorkerGoneError):
+                yield call(worker)
 
     def _know_dataset(self, worker: int, dataset_id: int) -> DatasetSpec:
-        self._known[worker].add(dataset_id)
-        return self._transport.workers[worker].make_dataset(dataset_id, self._datasets[dataset_id])
+        known = self._roster.life(worker).known
+        dataset_fn = self._datasets[dataset_id]
+        spec = self._transport.workers[worker].make_dataset(dataset_id, dataset_fn)
+        known.add(dataset_id)
+        return spec
 
     def _know_iterator(self, worker: int, iterator_id: int) -> None:
+        known = self._roster.life(worker).known
         dataset_id = self._iterators[iterator_id]
-        if dataset_id not in self._known[worker]:
+        if dataset_id not in known:
             self._know_dataset(worker, dataset_id)
-        if iterator_id not in self._known[worker]:
-            self._known[worker].add(iterator_id)
+        if iterator_id not in known:
             self._transport.workers[worker].make_iterator(iterator_id, dataset_id)
+            known.add(iterator_id)
 
     # -- what the thread of a worker does ----------------------------------------------------
 
     def _execute(self, worker: int, closure: ScheduledClosure) -> None:
         """Runs a closure on a worker, decides about its updates, and tells the queue."""
         attempt = Attempt(self._cluster.epoch, closure.number, closure.tries)
+        life = self._roster.life(worker)
         self._counting.note_start(worker)
         try:
             program, reply = self._run(worker, closure, attempt)
@@ -354,25 +397,35 @@ class ClusterCoordinator:
                 self._give_up(attempt)
                 self._queue.put_back(worker)
                 return
-            staleness = self._commit(attempt, reply)
+            staleness = self._decide(attempt, closure, reply)
         except (WorkerGoneError, FencedError) as error:
             self._counting.note_retry()
             self._give_up(attempt)
             if isinstance(error, WorkerGoneError):
-                self._note_worker(worker, is_there=False)
+                self._roster.left(worker, str(error), life)
             self._queue.put_back(worker)
             return
         except ServerGoneError as error:
-            self._queue.fail(worker, error)
-            self._queue.fail_for_good(error)
+            if self._rollback is None:
+                self._queue.fail(worker, error)
+                self._queue.fail_for_good(error)
+                return
+            self._give_up(attempt)
+            self._queue.put_back(worker)
+            self._rollback.is_lost(error.index)
             return
         except BaseException as error:
             self._give_up(attempt)
-            self._queue.fail(worker, error)
+            if self._rollback is not None and self._rollback.is_over(attempt.epoch):
+                self._queue.put_back(worker)  # it may have seen servers that were half empty
+            else:
+                self._queue.fail(worker, error)
             return
         self._counting.note_applied(worker, staleness)
         closure.value._set(reply.results, program.finish)
         self._queue.done(worker)
+        if self._rollback is not None:
+            self._rollback.snapshot_if_due()
 
     def _run(
         self, worker: int, closure: ScheduledClosure, attempt: Attempt
@@ -394,7 +447,7 @@ class ClusterCoordinator:
             program = variant
 
     def _know_program(self, worker: int, program: ClosureProgram) -> None:
-        known = self._known[worker]
+        known = self._roster.life(worker).known
         spec = program.spec
         if spec.program_id in known:
             return
@@ -403,6 +456,15 @@ class ClusterCoordinator:
                 self._know_iterator(worker, element.iterator_id)
             self._transport.workers[worker].register_program(spec)
             known.add(spec.program_id)
+
+    def _decide(
+        self, attempt: Attempt, closure: ScheduledClosure, reply: ClosureReply
+    ) -> int | None:
+        """Lets the updates of an attempt count; gives its staleness."""
+        if self._rollback is None:
+            return self._commit(attempt, reply)
+        with self._rollback.committing(attempt, closure if reply.servers else None):
+            return self._commit(attempt, reply)
 
     def _commit(self, attempt: Attempt, reply: ClosureReply) -> int | None:
         """Applies the updates of an attempt; gives its staleness."""
@@ -419,46 +481,40 @@ class ClusterCoordinator:
             with contextlib.suppress(TaskGoneError):
                 server.abort(attempt)
 
-    # -- workers and servers that come and go ------------------------------------------------
-
-    def _note_worker(self, index: int, *, is_there: bool) -> None:
-        with self._lock:
-            if is_there:
-                self._known[index] = set()
-                self._alive[index].set()
-            else:
-                self._alive[index].clear()
-
 
 class CoordinatorListener:
     """Implements `transport.Listener`: tells the coordinator, which it does not keep alive."""
 
     def __init__(self, coordinator: ClusterCoordinator) -> None:
         """For `coordinator`."""
-        self._coordinator = weakref.ref(coordinator)
         self._queue = coordinator._queue
+        self._roster = coordinator._roster
+        self._rollback = coordinator._rollback
 
     def worker_joined(self, index: int) -> None:
         """A worker is there, and knows nothing yet."""
-        if (coordinator := self._coordinator()) is not None:
-            coordinator._note_worker(index, is_there=True)
+        self._roster.came(index)
 
     def worker_lost(self, index: int, reason: str) -> None:
         """A worker has gone."""
-        del reason
-        if (coordinator := self._coordinator()) is not None:
-            coordinator._note_worker(index, is_there=False)
+        self._roster.left(index, reason)
 
     def server_joined(self, index: int) -> None:
-        """A server is there again, empty; its variables are lost all the same."""
+        """A server is there again, empty; what it held is lost all the same."""
+        if self._rollback is not None:
+            self._rollback.server_joined(index)
 
     def server_lost(self, index: int, reason: str) -> None:
         """A server has gone, and all that it held."""
-        self._queue.fail_for_good(ServerGoneError(reason, index))
+        if self._rollback is None:
+            self._queue.fail_for_good(ServerGoneError(reason, index))
+        else:
+            self._rollback.server_lost(index, reason)
 
     def task_is_slow(self, what: str, seconds: float) -> None:
         """Somebody has not moved for long."""
-        notices.notify_once(("slow task", what), f"{what}, for {seconds:.0f} seconds.")
+        with contextlib.suppress(notices.ReplicaxWarning):  # where warnings are errors
+            notices.notify_once(("slow task", what), f"{what}, for {seconds:.0f} seconds.")
 
 
 def _drive(coordinator: weakref.ref[ClusterCoordinator], queue: ClosureQueue, worker: int) -> None:
@@ -473,11 +529,11 @@ def _drive(coordinator: weakref.ref[ClusterCoordinator], queue: ClosureQueue, wo
         except BaseException as error:  # a defect; `join` must not wait for this worker for ever
             queue.fail_for_good(error, worker)
             return
-        alive = own._alive[worker]
         del own, closure
-        while not alive.wait(1.0):
-            if coordinator() is None:
-                return
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
 
 def _check_count(value: Any, name: str, least: int, *, optional: bool = False) -> None:

@@ -161,12 +161,12 @@ class ServerSnapshot:
 
     Attributes:
         clock: How many closures were committed.
-        shard_ids: The shards that it holds.
+        shards: The shards that it holds.
         values: The value of each.
     """
 
     clock: int
-    shard_ids: tuple[int, ...]
+    shards: tuple[ShardSpec, ...]
     values: tuple[Array, ...]
 
 

@@ -49,10 +49,14 @@ class RemoteValue:
         self._error: BaseException | None = None
 
     def _set(self, outputs: Any, finish: Callable[[Any], Any]) -> None:
+        if self._done.is_set():  # run again after a rollback: what was given once stays
+            return
         self._outputs, self._finish = outputs, finish
         self._done.set()
 
     def _fail(self, error: BaseException) -> None:
+        if self._done.is_set():
+            return
         self._error = error
         self._done.set()
 

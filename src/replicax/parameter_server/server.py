@@ -28,10 +28,12 @@ from replicax.parameter_server.messages import (
     UpdateKind,
 )
 from replicax.parameter_server.server_optimizer import ServerOptimizer
-from replicax.parameter_server.transport import FencedError
+from replicax.parameter_server.transport import FencedError, ServerGoneError
 
 REMEMBERED = 65536
 """How many closures a server knows the fate of; far more than can be on their way."""
+
+_VERSIONS_OF_EPOCH = 1 << 32  # a shard does not change so often
 
 
 @dataclasses.dataclass(slots=True)
@@ -70,8 +72,14 @@ class ServerState:
         (Array([1., 1.], dtype=float32),)
     """
 
-    def __init__(self) -> None:
-        """A server without shards."""
+    def __init__(self, *, replaces: int | None = None) -> None:
+        """A server without shards.
+
+        Args:
+            replaces: The number of the server that was lost, and in whose place this one is: it
+                knows nothing, and says so, until `restore`.
+        """
+        self._replaces = replaces
         self._lock = threading.RLock()
         self._shards: dict[int, HeldShard] = {}
         self._optimizers: dict[int, ServerOptimizer] = {}
@@ -86,10 +94,11 @@ class ServerState:
     def create(self, specs: Sequence[ShardSpec], values: Sequence[Array]) -> None:
         """See `transport.Server.create`."""
         with self._lock:
+            self._require_restored()
             for spec, value in zip(specs, values, strict=True):
                 held = self._shards.get(spec.shard_id)
                 if held is None:
-                    self._shards[spec.shard_id] = HeldShard(spec, _own(value, spec.dtype))
+                    self._shards[spec.shard_id] = self._new_shard(spec, value)
                 else:
                     held.replace(_own(value, spec.dtype))
 
@@ -107,6 +116,7 @@ class ServerState:
     def read(self, shard_ids: Sequence[int], known_versions: Sequence[int]) -> ReadReply:
         """See `transport.Server.read`."""
         with self._lock:
+            self._require_restored()
             versions, values = [], []
             for shard_id, known in zip(shard_ids, known_versions, strict=True):
                 held = self._shards[shard_id]
@@ -118,6 +128,7 @@ class ServerState:
     def gather(self, shard_id: int, rows: Array) -> RowsReply:
         """See `transport.Server.gather`."""
         with self._lock:
+            self._require_restored()
             values = _taken(self._shards[shard_id].value, rows)
             values.block_until_ready()  # before an update may donate the shard
             return RowsReply(self._clock, values)
@@ -156,6 +167,8 @@ class ServerState:
     def abort(self, attempt: Attempt) -> bool:
         """See `transport.Server.abort`."""
         with self._lock:
+            if attempt.epoch != self._epoch:
+                return True  # it was given up with its epoch
             if self._committed.get(attempt.closure) == attempt.number:
                 return False
             known, _ = self._staged.get(attempt.closure, (None, []))
@@ -173,23 +186,42 @@ class ServerState:
     def snapshot(self) -> ServerSnapshot:
         """See `transport.Server.snapshot`."""
         with self._lock:
-            ids = tuple(self._shards)
-            for held in self._shards.values():
+            self._require_restored()
+            all_held = list(self._shards.values())
+            for held in all_held:
                 held.is_shared = True
-            return ServerSnapshot(self._clock, ids, tuple(self._shards[i].value for i in ids))
+            return ServerSnapshot(
+                self._clock,
+                tuple(held.spec for held in all_held),
+                tuple(held.value for held in all_held),
+            )
 
     def restore(self, snapshot: ServerSnapshot, epoch: int) -> None:
         """See `transport.Server.restore`."""
         with self._lock:
-            for shard_id, value in zip(snapshot.shard_ids, snapshot.values, strict=True):
-                if (held := self._shards.get(shard_id)) is not None:
-                    held.replace(_own(value, held.spec.dtype))
+            self._clock, self._epoch, self._replaces = snapshot.clock, epoch, None
+            self._shards = {
+                spec.shard_id: self._new_shard(spec, value)
+                for spec, value in zip(snapshot.shards, snapshot.values, strict=True)
+            }
             self._staged.clear()
             self._committed.clear()
             self._fences.clear()
-            self._clock, self._epoch = snapshot.clock, epoch
+
+    def _new_shard(self, spec: ShardSpec, value: Array) -> HeldShard:
+        """A shard whose versions are none that a reader knows of an earlier epoch."""
+        return HeldShard(spec, _own(value, spec.dtype), version=self._epoch * _VERSIONS_OF_EPOCH)
+
+    def _require_restored(self) -> None:
+        if self._replaces is not None:
+            raise ServerGoneError(
+                f"server {self._replaces} was lost, and the one in its place has not been given "
+                "its variables.",
+                self._replaces,
+            )
 
     def _refuse_fenced(self, attempt: Attempt) -> None:
+        self._require_restored()
         if attempt.epoch != self._epoch:
             raise _fenced(attempt, f"this is epoch {self._epoch}")
         if attempt.number < self._fences.get(attempt.closure, 0):

@@ -17,8 +17,9 @@ class CoordinatorStats:
         applied: How many have been run, with their updates applied.
         queued: How many wait for a worker.
         running: How many are being run.
-        retried: How often a closure had to be run again.
-        by_worker: How many each worker has run.
+        retried: How often a closure had to be run again because its worker was lost.
+        replayed: How often one had to because servers were rolled back after it was applied.
+        by_worker: How many each worker has run; one that was replayed counts twice.
         per_second: How many each worker ran in a second, from its first one to its last.
         staleness: How many closures changed the variables of one between its reading and its own
             updates, and how many closures that was so for.
@@ -40,6 +41,7 @@ class CoordinatorStats:
     queued: int
     running: int
     retried: int
+    replayed: int
     by_worker: tuple[int, ...]
     per_second: tuple[float, ...]
     staleness: dict[int, int]
@@ -47,7 +49,7 @@ class CoordinatorStats:
     def __str__(self) -> str:
         lines = [
             f"{self.applied} of {self.scheduled} closures applied, {self.queued} queued, "
-            f"{self.running} running, {self.retried} retried",
+            f"{self.running} running, {self.retried} retried, {self.replayed} replayed",
             "worker  closures  per second",
         ]
         for index, (count, rate) in enumerate(zip(self.by_worker, self.per_second, strict=True)):
@@ -67,6 +69,7 @@ class Counting:
         self._last = [0.0] * num_workers
         self._staleness: collections.Counter[int] = collections.Counter()
         self.retried = 0
+        self.replayed = 0
         self.applied = 0
 
     def note_start(self, worker: int) -> None:
@@ -88,6 +91,12 @@ class Counting:
         with self._lock:
             self.retried += 1
 
+    def note_rolled_back(self, count: int) -> None:
+        """So many closures were applied, and are not any more."""
+        with self._lock:
+            self.applied -= count
+            self.replayed += count
+
     def stats(self, *, scheduled: int, queued: int, running: int) -> CoordinatorStats:
         """The figures so far."""
         with self._lock:
@@ -101,6 +110,7 @@ class Counting:
                 queued,
                 running,
                 self.retried,
+                self.replayed,
                 tuple(self._counts),
                 tuple(rates),
                 dict(sorted(self._staleness.items())),

@@ -133,7 +133,11 @@ class Server(Protocol):
         ...
 
     def restore(self, snapshot: ServerSnapshot, epoch: int) -> None:
-        """Goes back to a snapshot, and begins `epoch`: all that is staged is forgotten."""
+        """Holds what is in `snapshot` and nothing else, and begins `epoch`.
+
+        All that is staged is forgotten. A server in the place of a lost one raises
+        `ServerGoneError` from all that reads or changes a shard until then.
+        """
         ...
 
 
@@ -204,7 +208,7 @@ class Listener(Protocol):
         ...
 
     def server_joined(self, index: int) -> None:
-        """``transport.servers[index]`` is there again, empty."""
+        """``transport.servers[index]`` is there again, and waits for `Server.restore`."""
         ...
 
     def task_is_slow(self, what: str, seconds: float) -> None:
