@@ -52,7 +52,7 @@ class ServerCluster:
 
     Attributes:
         transport: How they are reached.
-        epoch: How often they were rolled back.
+        epoch: Which attempts count; another one, that is larger, after each rollback.
         rollback: Who rolls them back; None where a lost server is an error.
     """
 

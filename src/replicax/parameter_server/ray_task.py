@@ -31,6 +31,7 @@ class ServerTask:
     Args:
         host: The address of its node, at which it listens.
         token: What callers must hold.
+        replaces: The number of the lost server whose place it takes; None for a first one.
 
     Example:
         >>> task = ServerTask("127.0.0.1", b"secret")
@@ -39,9 +40,9 @@ class ServerTask:
         ('127.0.0.1', True)
     """
 
-    def __init__(self, host: str, token: bytes) -> None:
+    def __init__(self, host: str, token: bytes, replaces: int | None = None) -> None:
         self._host = host
-        self._state = ServerState()
+        self._state = ServerState(replaces=replaces)
         self._listener = CallListener(host, token, self._answer, written_error)
 
     def place(self) -> tuple[str, int, int]:
@@ -67,16 +68,15 @@ class WorkerTask:
         host: The address of its node, at which it listens.
         token: What callers must hold, and servers ask for.
         index: Its number.
-        servers: Where the servers are.
+        servers: Where the servers are now; each beat says it again.
     """
 
     def __init__(
         self, host: str, token: bytes, index: int, servers: Sequence[TaskAddress | None]
     ) -> None:
         self._servers = [ServerStub(number, token) for number in range(len(servers))]
-        for number, address in enumerate(servers):
-            if address is not None:
-                self._set_server(number, *address)
+        self._addresses: list[TaskAddress | None] = [None] * len(servers)
+        self._set_servers(servers)
         self._host = host
         self._state = WorkerState(index, self._servers)  # pyright: ignore[reportArgumentType]
         self._listener = CallListener(host, token, self._answer, written_error)
@@ -89,20 +89,20 @@ class WorkerTask:
         """See `transport.Worker.make_dataset`."""
         return self._state.make_dataset(dataset_id, dataset_fn)
 
-    def _set_server(self, number: int, host: str, port: int) -> None:
-        self._servers[number].found_at(host, port)
-
-    def _server_lost(self, number: int, reason: str) -> None:
-        self._servers[number].lost(reason)
+    def _set_servers(self, addresses: Sequence[TaskAddress | None]) -> None:
+        """Says where all servers are, None for one that is lost; calls to others go on."""
+        for number, (address, stub) in enumerate(zip(addresses, self._servers, strict=True)):
+            if address == self._addresses[number]:
+                continue
+            self._addresses[number] = address
+            if address is None:
+                stub.lost("it was lost")
+            else:
+                stub.found_at(*address)
 
     def _answer(self, name: str, *arguments: Any) -> Any:
-        match name:
-            case "ping":
-                return None
-            case "set_server":
-                return self._set_server(*arguments)
-            case "server_lost":
-                return self._server_lost(*arguments)
+        if name == "ping":
+            return self._set_servers(*arguments)
         if name not in WORKER_CALLS:
             raise ValueError(f"a worker has no method {name!r}.")
         return getattr(self._state, name)(*arguments)

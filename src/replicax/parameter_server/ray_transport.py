@@ -35,6 +35,7 @@ from replicax.ray_cluster.session import Session
 
 _BEAT_SECONDS = 0.5
 _SILENT_SECONDS = 8.0
+_ANSWER_SECONDS = 3.0
 _LOOK_SECONDS = 1.0
 _BUSY_SECONDS = 60.0  # for one of this machine that runs, and gets no processor
 _SLOW_SECONDS = 60.0
@@ -53,6 +54,7 @@ class PlacedTask:
         address: Where it listens.
         pid: Its process, on its node.
         bundle: Its place in the placement group.
+        is_first: Whether it is the first that was started there.
     """
 
     def __init__(self, ray: Any, bundle: int) -> None:
@@ -61,6 +63,7 @@ class PlacedTask:
         self.actor: Any = None
         self.address: TaskAddress | None = None
         self.pid = 0
+        self.is_first = True
 
     def ask(self, gone: Callable[[str], TaskGoneError], method: str, *arguments: Any) -> Any:
         """What the actor returns of a call that Ray carries."""
@@ -198,6 +201,7 @@ class RayTransport:
             ) from error
         for task, (host, port, pid) in zip(tasks, places, strict=True):
             task.placed.address, task.placed.pid = (host, port), pid
+            task.placed.is_first = False
             task.found_at(host, port)
 
     def _actor_of(self, task: PlacedServer | PlacedWorker) -> Any:
@@ -217,10 +221,14 @@ class RayTransport:
             "scheduling_strategy": strategy,
         }
         if isinstance(task, PlacedServer):
-            return self._ray.remote(ServerOnNode).options(**options).remote(self._token)
-        servers = [server.placed.address for server in self._servers]
+            replaces = None if task.placed.is_first else task.index
+            return self._ray.remote(ServerOnNode).options(**options).remote(self._token, replaces)
         actor = self._ray.remote(WorkerOnNode).options(**options)
-        return actor.remote(self._token, task.index, servers)
+        return actor.remote(self._token, task.index, self._addresses())
+
+    def _addresses(self) -> list[TaskAddress | None]:
+        """Where the servers are now."""
+        return [server.placed.address for server in self._servers]
 
     # -- watching ------------------------------------------------------------------------------
 
@@ -252,15 +260,25 @@ class RayTransport:
                     self._closed.wait(_AGAIN_SECONDS)
 
     def _beats_end(self, task: PlacedServer | PlacedWorker) -> str:
-        """Returns when the task does not answer any more, with the reason."""
+        """Returns when the task does not answer any more, with the reason.
+
+        With every beat a worker is told where the servers are: so the last word that it hears is
+        the newest, also if it starts while a server is replaced.
+        """
         told = None
-        assert task.placed.address is not None
+        silent = "it does not answer (stopped, cut off, or far too busy)"
         try:
-            with contextlib.closing(wire.connect(*task.placed.address, self._token)) as beats:
+            beats = self._connected(task)
+            if beats is None:
+                return silent
+            with contextlib.closing(beats):
                 while not self._closed.wait(_BEAT_SECONDS):
-                    beats.send(["ping"])
-                    if not self._is_answered(task, beats):
-                        return "it does not answer (stopped, cut off, or far too busy)"
+                    is_worker = isinstance(task, PlacedWorker)
+                    beats.send(["ping", self._addresses()] if is_worker else ["ping"])
+                    since = time.monotonic()
+                    while not beats.is_answered(_LOOK_SECONDS):
+                        if self._is_given_up(task, since):
+                            return silent
                     beats.receive()
                     running = getattr(task, "running", None)
                     if running is not None and running[0] != told:
@@ -273,24 +291,31 @@ class RayTransport:
         except (OSError, MessageError) as error:
             return f"its process has ended ({error})"
 
-    def _is_answered(self, task: PlacedServer | PlacedWorker, beats: wire.Wire) -> bool:
-        """Waits as long as a task that is alive may take."""
+    def _connected(self, task: PlacedServer | PlacedWorker) -> wire.Wire | None:
+        """A connection for the beats; None if nobody answers."""
+        address = task.placed.address
+        assert address is not None
         since = time.monotonic()
-        while not beats.is_answered(_LOOK_SECONDS):
-            silent = time.monotonic() - since
-            is_here = task.placed.is_here()
-            if self._closed.is_set() or silent > (_BUSY_SECONDS if is_here else _SILENT_SECONDS):
-                return False
-            if is_here and state_of(task.placed.pid) in _STOPPED:
-                return False
-        return True
+        while True:
+            try:
+                return wire.connect(*address, self._token, seconds=_ANSWER_SECONDS)
+            except TimeoutError:
+                if self._is_given_up(task, since):
+                    return None
+
+    def _is_given_up(self, task: PlacedServer | PlacedWorker, since: float) -> bool:
+        """Whether one that is alive would have answered by now."""
+        silent = time.monotonic() - since
+        is_here = task.placed.is_here()
+        if self._closed.is_set() or silent > (_BUSY_SECONDS if is_here else _SILENT_SECONDS):
+            return True
+        return is_here and state_of(task.placed.pid) in _STOPPED
 
     def _lose(self, task: PlacedServer | PlacedWorker, reason: str) -> None:
         task.placed.kill()
         task.placed.address = None
         task.lost(reason)
         if isinstance(task, PlacedServer):
-            self._tell_workers("server_lost", task.index, reason)
             self._listener_told("server_lost", task.index, f"{task.name} is gone: {reason}.")
         else:
             self._listener_told("worker_lost", task.index, f"{task.name} is gone: {reason}.")
@@ -300,15 +325,9 @@ class RayTransport:
         if self._closed.is_set():
             task.placed.kill()
         elif isinstance(task, PlacedServer):
-            self._tell_workers("set_server", task.index, *(task.placed.address or ()))
             self._listener_told("server_joined", task.index)
         else:
             self._listener_told("worker_joined", task.index)
-
-    def _tell_workers(self, method: str, *arguments: Any) -> None:
-        for worker in self._workers:
-            with contextlib.suppress(TaskGoneError):  # a new one is told when it starts
-                worker.call(method, *arguments)
 
     def _listener_told(self, method: str, *arguments: Any) -> None:
         listener = self._listener
@@ -352,8 +371,8 @@ def state_of(pid: int) -> str:
 class ServerOnNode(ServerTask):
     """A `ServerTask` that listens at the address of its node."""
 
-    def __init__(self, token: bytes) -> None:
-        super().__init__(_node_address(), token)
+    def __init__(self, token: bytes, replaces: int | None) -> None:
+        super().__init__(_node_address(), token, replaces)
 
 
 class WorkerOnNode(WorkerTask):

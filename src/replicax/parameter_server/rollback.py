@@ -243,7 +243,7 @@ class Rollback:
             with contextlib.suppress(notices.ReplicaxWarning):  # where warnings are errors
                 notices.notify_once(
                     ("rolled back", id(self), self._cluster.epoch),
-                    f"{error} All servers were rolled back, and {len(closures)} closures run again",
+                    f"{error} All servers were rolled back; {len(closures)} closures run again.",
                 )
         except BaseException as defect:
             self._queue.fail_for_good(defect)
@@ -268,6 +268,8 @@ class Rollback:
 
     def _restore(self, epoch: int) -> None:
         servers = self._cluster.transport.servers
+        for server in servers:  # before much is sent to some of them
+            server.decided(())
         for server, snapshot in zip(servers, self._snapshots, strict=True):
             server.restore(snapshot, epoch)
         with self._changed:

@@ -125,7 +125,10 @@ class Server(Protocol):
         ...
 
     def decided(self, closures: Sequence[int]) -> dict[int, int]:
-        """Which of these closures are committed here, and the number of the attempt of each."""
+        """Which of these closures are committed here, and the number of the attempt of each.
+
+        With none it asks whether the server is there, also of one that waits for `restore`.
+        """
         ...
 
     def snapshot(self) -> ServerSnapshot:

@@ -26,7 +26,8 @@ from replicax.parameter_server.encoding import MAX_TEXT_BYTES, MessageError, Rec
 _GREETING = b"replicax parameter server 1\n"
 _NONCE_BYTES = 32
 _PROOF_BYTES = hashlib.sha256().digest_size
-_HANDSHAKE_SECONDS = 5.0
+_HANDSHAKE_SECONDS = 5.0  # for who has connected, and has proved nothing
+_PATIENCE_SECONDS = 60.0  # for who is connected to: it may get no processor for a while
 _CONNECT_SECONDS = 10.0
 _MAX_UNKNOWN = 64  # connections that have not proved anything
 _PACKED_BYTES = 16384  # smaller buffers are sent as one
@@ -45,6 +46,7 @@ class Wire:
         sock: A connected socket, which is owned from now on.
         token: The secret that both ends hold.
         is_caller: Whether this end has asked for the connection.
+        seconds: How long the other end may take to prove that it holds the token.
 
     Raises:
         TokenError: If the other end does not hold the token.
@@ -61,13 +63,20 @@ class Wire:
         'hi'
     """
 
-    def __init__(self, sock: socket.socket, token: bytes, *, is_caller: bool) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        token: bytes,
+        *,
+        is_caller: bool,
+        seconds: float = _HANDSHAKE_SECONDS,
+    ) -> None:
         self._socket = sock
         self._file: Any = None
         try:
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.settimeout(_HANDSHAKE_SECONDS)
+            sock.settimeout(seconds)
             self._prove(token, is_caller)
             sock.settimeout(None)
             self._file = sock.makefile("rb", buffering=_READ_AHEAD)
@@ -168,14 +177,14 @@ class Wire:
         self._socket.close()
 
 
-def connect(host: str, port: int, token: bytes) -> Wire:
-    """A connection to a listener.
+def connect(host: str, port: int, token: bytes, *, seconds: float = _PATIENCE_SECONDS) -> Wire:
+    """A connection to a listener, which may take so many `seconds` to answer.
 
     Raises:
-        OSError: If it cannot be made, or a `TokenError`.
+        OSError: If it cannot be made, or a `TokenError`; a TimeoutError if there is no answer.
     """
     sock = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
-    return Wire(sock, token, is_caller=True)
+    return Wire(sock, token, is_caller=True, seconds=seconds)
 
 
 def _call_in(message: Any) -> list[Any]:
