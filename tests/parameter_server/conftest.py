@@ -1,10 +1,11 @@
 """Fixtures of the coordinator contract: one test, every transport."""
 
+import pathlib
+
 import pytest
 
 import replicax as rx
 from replicax.ray_cluster.session import Session
-from tests.parameter_server.transports import RAY, TRANSPORTS
 
 
 def cluster_of(num_workers, num_servers):
@@ -20,23 +21,27 @@ def cluster_of(num_workers, num_servers):
 @pytest.fixture(scope="session", autouse=True)
 def ray_session(request):
     """A cluster of Ray, if a test wants one; it changes the environment before any test begins."""
-    names = [item.nodeid for item in request.session.items]
-    if not any(f"[{RAY}" in name or "test_on_ray" in name for name in names):
+    folder = pathlib.Path(__file__).parent
+    if not any(
+        item.get_closest_marker("cluster") and item.path.is_relative_to(folder)
+        for item in request.session.items
+    ):
         yield None
         return
     with Session(num_cpus=16) as session:
         yield session
 
 
-@pytest.fixture(params=TRANSPORTS)
-def new_strategy(request):
-    """``new_strategy(num_workers, num_servers, partitioner)``; ended with the test."""
+@pytest.fixture
+def new_strategy():
+    """``new_strategy(num_workers, num_servers, partitioner)``; ended with the test.
+
+    Another one in `test_contract_on_ray` lets the same tests run over Ray.
+    """
     made = []
 
     def make(num_workers=2, num_servers=2, partitioner=None):
-        strategy = rx.ParameterServerStrategy(
-            cluster_of(num_workers, num_servers), partitioner, transport=request.param
-        )
+        strategy = rx.ParameterServerStrategy(cluster_of(num_workers, num_servers), partitioner)
         made.append(strategy)
         return strategy
 

@@ -1,7 +1,7 @@
 """Closures: what they return, what they do to variables, and what is refused."""
 
 import itertools
-import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -112,15 +112,18 @@ def test_variables_go_round_the_servers_by_size(strategy):
     assert strategy.extended.worker_devices == ("/job:worker/task:0", "/job:worker/task:1")
 
 
-def test_workers_run_at_the_same_time(strategy, coordinator):
-    gate = threading.Barrier(2, timeout=30)
-
+def test_workers_run_at_the_same_time(strategy, coordinator, tmp_path):
     def dataset_fn():
+        own = tmp_path / str(rx.coordinator.experimental_get_current_worker_index())
+
         def elements():
             yield np.float32(0)
-            while True:  # every next element needs the other worker to ask for one, too
-                gate.wait()
-                yield np.float32(1)
+            own.touch()
+            end = time.monotonic() + 60
+            while len(list(tmp_path.iterdir())) < 2:  # until the other worker asks for one, too
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            yield np.float32(1)
 
         return elements()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import sys
 import threading
 import traceback
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ from replicax.parameter_server.messages import (
 from replicax.parameter_server.transport import ServerGoneError, TaskGoneError, WorkerGoneError
 from replicax.parameter_server.wire import Wire
 
-_KNOWN_ERRORS = {
+_KNOWN_ERRORS: dict[str, type[Exception]] = {
     name: value
     for module in (builtins, errors, transport)
     for name, value in vars(module).items()
@@ -44,6 +45,7 @@ def written_error(error: BaseException) -> dict[str, Any]:
     """What is sent of an exception: its type, its text, and where it was raised."""
     return {
         "type": type(error).__name__,
+        "module": type(error).__module__,
         "text": str(error.args[0]) if error.args else str(error),
         "index": getattr(error, "index", None),
         "trace": "".join(traceback.format_exception(error)),
@@ -52,14 +54,14 @@ def written_error(error: BaseException) -> dict[str, Any]:
 
 
 def read_error(fields: dict[str, Any], where: str) -> Exception:
-    """The exception that was sent; one of another type becomes a RuntimeError.
+    """The exception that was sent; of a type that this process does not have a RuntimeError.
 
     Example:
         >>> error = read_error(written_error(KeyError("x")), "worker 1")
         >>> error, "Raised on worker 1" in error.__notes__[0]
         (KeyError('x'), True)
     """
-    kind = _KNOWN_ERRORS.get(fields["type"])
+    kind = _KNOWN_ERRORS.get(fields["type"]) or _own_error(fields["module"], fields["type"])
     text = fields["text"]
     if kind is not None and issubclass(kind, TaskGoneError):
         return kind(text, fields["index"])
@@ -71,6 +73,12 @@ def read_error(fields: dict[str, Any], where: str) -> Exception:
     for note in fields["notes"]:
         error.add_note(note)
     return error
+
+
+def _own_error(module: str, name: str) -> type[Exception] | None:
+    """The exception of a user, at the top of a module that this process has imported already."""
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
 class TaskStub:
