@@ -75,6 +75,7 @@ if typing.TYPE_CHECKING:
     )
     from replicax.checkpoint.backup import BackupAndRestore
     from replicax.checkpoint.checkpoint import Checkpoint
+    from replicax.checkpoint.following import checkpoints_iterator
     from replicax.checkpoint.latest import latest_checkpoint
     from replicax.checkpoint.manager import CheckpointManager
     from replicax.checkpoint.options import CheckpointOptions
@@ -132,6 +133,7 @@ __all__ = [
     "VariableSynchronization",
     "assign",
     "carry",
+    "checkpoints_iterator",
     "cluster_resolver",
     "compute_average_loss",
     "coordinator",
@@ -178,6 +180,7 @@ _IMPORTED_WHEN_USED = {
     "TPUStrategy": "replicax.strategies.tpu",
     "assign": "replicax.optimizers.trees",
     "carry": "replicax.optimizers.carry",
+    "checkpoints_iterator": "replicax.checkpoint.following",
     "cluster_resolver": None,
     "compute_average_loss": "replicax.losses",
     "coordinator": None,

@@ -160,11 +160,14 @@ def test_arrays_that_would_fill_the_memory_are_refused_before_they_are_read():
 def listener():
     """Echoes; ``wait`` waits for ever, ``fail`` raises."""
 
+    unknown = type("UnknownError", (Exception,), {})
+
     def answer(name, *arguments):
         if name == "wait":
             threading.Event().wait()
         if name == "fail":
-            raise UsersError("no data") if arguments else FencedError("it was aborted")
+            (kind,) = arguments
+            raise {"fenced": FencedError, "known": UsersError, "unknown": unknown}[kind]("no data")
         return [name, *arguments]
 
     made = CallListener("127.0.0.1", TOKEN, answer, written_error)
@@ -335,15 +338,17 @@ def test_a_task_that_never_started_and_one_whose_process_ended_are_gone(listener
 
 
 def test_errors_keep_their_type_and_say_where_they_were_raised(server):
-    with pytest.raises(FencedError, match="it was aborted") as raised:
-        server.call("fail")
+    with pytest.raises(FencedError, match="no data") as raised:
+        server.call("fail", "fenced")
     assert "Raised on server 4:\nTraceback" in raised.value.__notes__[0]
     assert server.call("echo", 1) == ["echo", 1]  # the connection goes on
 
 
-def test_an_error_of_a_users_own_type_becomes_a_runtime_error(server):
-    with pytest.raises(RuntimeError, match="UsersError: no data"):
-        server.call("fail", "with an error of the user")
+def test_an_error_of_a_users_own_type_keeps_it_where_the_type_is_known(server):
+    with pytest.raises(UsersError, match="no data"):
+        server.call("fail", "known")
+    with pytest.raises(RuntimeError, match="UnknownError: no data"):
+        server.call("fail", "unknown")
 
 
 def test_a_message_that_cannot_be_written_leaves_the_task_as_it_is(server):

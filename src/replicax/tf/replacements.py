@@ -337,7 +337,6 @@ REPLACEMENTS = {
     "tf.train.JobDef": "replicax.cluster_resolver.ClusterSpec",
     "tf.train.ServerDef": "replicax.cluster_resolver.ClusterSpec",
     "tf.train.TrackableView": "replicax.Checkpoint",
-    "tf.train.checkpoints_iterator": "replicax.latest_checkpoint, in a loop",
     "tf.train.experimental": "replicax.Checkpoint",
     "tf.train.get_checkpoint_state": "replicax.CheckpointManager.checkpoints",
     "tf.train.load_variable": "replicax.tf.train.load_checkpoint, and its get_tensor",

@@ -3,6 +3,7 @@
 import typing
 
 from replicax.checkpoint.checkpoint import Checkpoint
+from replicax.checkpoint.following import checkpoints_iterator
 from replicax.checkpoint.latest import latest_checkpoint
 from replicax.checkpoint.manager import CheckpointManager
 from replicax.checkpoint.options import CheckpointOptions
@@ -15,6 +16,7 @@ __all__ = [
     "CheckpointManager",
     "CheckpointOptions",
     "ClusterSpec",
+    "checkpoints_iterator",
     "latest_checkpoint",
     "list_variables",
     "load_checkpoint",
