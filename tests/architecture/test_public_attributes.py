@@ -33,7 +33,7 @@ ATTRIBUTES = {
     "CommunicationImplementation": "AUTO NCCL RING",
     "CommunicationOptions": "bytes_per_pack deterministic implementation timeout_seconds",
     "CoordinatorStats": """
-        applied by_worker per_second queued retried running scheduled staleness
+        applied by_worker per_second queued replayed retried running scheduled staleness
     """,
     "CrossDeviceOps": """
         batch_reduce batch_reduce_implementation broadcast broadcast_implementation reduce

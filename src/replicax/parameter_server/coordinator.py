@@ -227,6 +227,9 @@ class ClusterCoordinator:
         Raises:
             BaseException: The error of a closure. What was queued after it is cancelled, and
                 nothing runs any more; the next call starts afresh.
+            WorkerGoneError: If closures wait, and no worker was there for `restart_timeout`.
+            ServerGoneError: If a server is lost, and servers are not rolled back or none takes its
+                place in time.
         """
         self._queue.join()
 
@@ -489,7 +492,8 @@ class CoordinatorListener:
         """For `coordinator`."""
         self._queue = coordinator._queue
         self._roster = coordinator._roster
-        self._rollback = coordinator._rollback
+        rollback = coordinator._rollback
+        self._rollback = None if rollback is None else weakref.ref(rollback)
 
     def worker_joined(self, index: int) -> None:
         """A worker is there, and knows nothing yet."""
@@ -501,15 +505,15 @@ class CoordinatorListener:
 
     def server_joined(self, index: int) -> None:
         """A server is there again, empty; what it held is lost all the same."""
-        if self._rollback is not None:
-            self._rollback.server_joined(index)
+        if self._rollback is not None and (rollback := self._rollback()) is not None:
+            rollback.server_joined(index)
 
     def server_lost(self, index: int, reason: str) -> None:
         """A server has gone, and all that it held."""
         if self._rollback is None:
             self._queue.fail_for_good(ServerGoneError(reason, index))
-        else:
-            self._rollback.server_lost(index, reason)
+        elif (rollback := self._rollback()) is not None:
+            rollback.server_lost(index, reason)
 
     def task_is_slow(self, what: str, seconds: float) -> None:
         """Somebody has not moved for long."""

@@ -51,6 +51,8 @@ class TaskGoneError(ReplicaxError, RuntimeError):
 class WorkerGoneError(TaskGoneError):
     """A worker has ended, was stopped or does not answer; what it ran may be run elsewhere.
 
+    A coordinator raises it only when no worker is left.
+
     Example:
         >>> WorkerGoneError("worker 1 has ended", 1).index
         1
