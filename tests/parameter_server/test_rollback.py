@@ -256,6 +256,31 @@ def test_when_no_worker_is_left_the_wait_ends_and_names_them(new_job):
     assert total.numpy().tolist() == [1] * 4
 
 
+def test_a_server_that_one_worker_cannot_reach_for_a_moment_is_not_lost(new_job):
+    coordinator, transport = new_job(num_workers=2, snapshot_every=10)
+    with coordinator.strategy.scope():
+        total = rx.Variable(np.zeros(4, np.float32))
+    refused = []
+
+    class Refusing:
+        def __init__(self, server):
+            self._server = server
+
+        def __getattr__(self, name):
+            if name == "stage" and len(refused) < 2:
+                refused.append(name)
+                raise rx.coordinator.ServerGoneError("server 1 cannot be reached.", 1)
+            return getattr(self._server, name)
+
+    transport.workers[0]._servers = [transport.servers[0], Refusing(transport.servers[1])]
+    while len(refused) < 2:
+        coordinator.schedule(lambda: total.assign_add(np.ones(4, np.float32)).value)
+        coordinator.join()
+    stats = coordinator.stats()
+    assert total.numpy().tolist() == [stats.applied] * 4
+    assert (stats.replayed, coordinator.strategy.extended.cluster.epoch) == (0, 0)
+
+
 def test_options_that_cannot_be(new_job):
     coordinator, _ = new_job(snapshot_every=5)
     assert rx.coordinator.ClusterCoordinator(coordinator.strategy) is coordinator

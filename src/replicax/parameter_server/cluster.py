@@ -226,8 +226,12 @@ class ServerCluster:
 
     def register_optimizer(self, server: int, spec: OptimizerSpec) -> None:
         """Tells one server of an optimizer of shards that it holds."""
-        self._optimizers.append((server, spec))
-        self._look(lambda: self.transport.servers[server].register_optimizer(spec))
+        self._optimizers.append((server, spec))  # first: the server may be replaced meanwhile
+        try:
+            self._look(lambda: self.transport.servers[server].register_optimizer(spec))
+        except BaseException:
+            self._optimizers.pop()
+            raise
 
     def optimizers_of(self, server: int) -> list[OptimizerSpec]:
         """The optimizers that one server has been told of."""

@@ -117,15 +117,15 @@ class Rollback:
     def look(self, read: Callable[[], T]) -> T:
         """What `read` finds on servers that have all that was applied, in one epoch."""
         while True:
+            epoch, news = self._cluster.epoch, self._news  # before it is known that all is well
             self._queue.wait_settled()
-            epoch, news = self._cluster.epoch, self._news
             try:
                 found = read()
             except Exception as error:
-                if isinstance(error, ServerGoneError):
+                if self._is_current(epoch):
+                    if not isinstance(error, ServerGoneError):
+                        raise
                     self._lose(error)
-                elif self._is_current(epoch):
-                    raise
             else:
                 if self._is_current(epoch):
                     return found
@@ -134,8 +134,8 @@ class Rollback:
     def change(self, change: Change) -> None:
         """Makes a change, now and whenever servers are rolled back to what was before it."""
         while True:
-            self._queue.wait_settled()
             news = self._news
+            self._queue.wait_settled()
             with self._alone():
                 if self._is_whole() and self._queue.is_settled():
                     try:
