@@ -108,3 +108,25 @@ def test_a_stopped_worker_is_noticed_and_its_closures_run_elsewhere(new_job, ray
         for _ in range(1000):
             job.schedule(0)
             job.coordinator.join()
+
+
+@pytest.mark.slow
+def test_a_server_that_stops_before_there_is_a_coordinator_keeps_nobody_waiting(ray_session):
+    transport = RayTransport(num_workers=1, num_servers=1)
+    strategy = rx.ParameterServerStrategy(cluster_of(1, 1), transport=lambda **counts: transport)
+    pids = [transport.servers[0].placed.pid, transport.workers[0].placed.pid]
+    try:
+        with strategy.scope():
+            variable = rx.Variable(1.0)
+        os.kill(pids[0], signal.SIGSTOP)
+        since = time.monotonic()
+        with pytest.raises(ServerGoneError, match="server 0"):
+            variable.numpy()
+        assert time.monotonic() - since < NOTICED_SECONDS
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        with pytest.raises(ServerGoneError, match="server 0 is gone: it does not answer"):
+            coordinator.join()
+        pids += [task.placed.pid for task in (*transport.servers, *transport.workers)]
+    finally:
+        strategy.extended.close()
+    assert wait_until(lambda: not any(map(is_running, pids)))

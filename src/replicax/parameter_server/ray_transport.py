@@ -161,6 +161,7 @@ class RayTransport:
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._listener: Listener | None = None
+        self._untold: list[tuple[str, tuple[Any, ...]]] = []  # while nobody listens
         self._watches: list[threading.Thread] = []
         self._token = secrets.token_bytes(32)
         self._session = Session(num_cpus=count)
@@ -177,6 +178,7 @@ class RayTransport:
             self.workers: Sequence[Worker] = self._workers
             self._start(self._servers)
             self._start(self._workers)
+            self._start_watches()
         except BaseException:
             self.close()
             raise
@@ -233,17 +235,23 @@ class RayTransport:
     # -- watching ------------------------------------------------------------------------------
 
     def watch(self, listener: Listener) -> None:
-        """Tells `listener` of tasks that are lost, that are there again, and that are slow."""
+        """Tells `listener` of tasks that are lost, that are there again, and that are slow.
+
+        What happened before anybody listened it hears now.
+        """
         with self._lock:
-            is_first, self._listener = self._listener is None, listener
-            if not is_first or self._closed.is_set():
-                return
-            for task in (*self._servers, *self._workers):
-                watch = threading.Thread(
-                    target=self._watch, args=(task,), daemon=True, name=f"watch of {task.name}"
-                )
-                self._watches.append(watch)
-                watch.start()
+            self._listener = listener
+            untold, self._untold = self._untold, []
+            for method, arguments in untold:
+                self._listener_told(method, *arguments)
+
+    def _start_watches(self) -> None:
+        for task in (*self._servers, *self._workers):
+            watch = threading.Thread(
+                target=self._watch, args=(task,), daemon=True, name=f"watch of {task.name}"
+            )
+            self._watches.append(watch)
+            watch.start()
 
     def _watch(self, task: PlacedServer | PlacedWorker) -> None:
         while not self._closed.is_set():
@@ -330,9 +338,11 @@ class RayTransport:
             self._listener_told("worker_joined", task.index)
 
     def _listener_told(self, method: str, *arguments: Any) -> None:
-        listener = self._listener
-        if listener is not None and not self._closed.is_set():
-            getattr(listener, method)(*arguments)
+        with self._lock:  # in the order in which it happened
+            if self._listener is None:
+                self._untold.append((method, arguments))
+            elif not self._closed.is_set():
+                getattr(self._listener, method)(*arguments)
 
     # -- the end -------------------------------------------------------------------------------
 
