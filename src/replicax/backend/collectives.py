@@ -100,7 +100,8 @@ def all_reduce(
     arrays = addable(op, values)
     if reduction.custom is not None and num_replicas > 1 and arrays:
         return reduction.custom(op, arrays)
-    sums = _packed_sum(arrays, reduction)
+    with jax.named_scope(f"rx.all_reduce.{op.name}"):
+        sums = _packed_sum(arrays, reduction)
     return [
         finished(op, total, array.dtype, num_replicas)
         for total, array in zip(sums, arrays, strict=True)
@@ -231,6 +232,7 @@ def _psum(array: jax.Array, axes: str | tuple[str, ...] = REPLICA_AXIS) -> jax.A
     return lax.psum(array, axes)
 
 
+@jax.named_scope("rx.all_gather")
 def gathered(
     array: jax.Array, dim: int = 0, *, tiled: bool = False, axis: str = REPLICA_AXIS
 ) -> jax.Array:
@@ -249,6 +251,7 @@ def gathered(
     return lax.all_gather(wide, axis, axis=dim, tiled=tiled).astype(array.dtype)
 
 
+@jax.named_scope("rx.from_first_replica")
 def from_first_replica(array: jax.Array) -> jax.Array:
     """Replica 0's value on every replica, bit by bit, in a compiled replica function."""
     return from_one(array, lax.axis_index(REPLICA_AXIS) == 0, REPLICA_AXIS)

@@ -87,7 +87,8 @@ class ShardLayout:
 
     def gathered(self, part: jax.Array) -> jax.Array:
         """The whole on every replica, from the part of each."""
-        return self.joined(lax.all_gather(part, REPLICA_AXIS, tiled=True))
+        with jax.named_scope("rx.all_gather"):
+            return self.joined(lax.all_gather(part, REPLICA_AXIS, tiled=True))
 
     def is_real(self) -> jax.Array:
         """For each element of the replica's part whether it is one of the whole."""
@@ -119,7 +120,8 @@ def reduce_scatter(
     ]
 
     def scattered(sent: jax.Array) -> jax.Array:
-        return lax.psum_scatter(sent, REPLICA_AXIS, scatter_dimension=0)
+        with jax.named_scope(f"rx.reduce_scatter.{op.name}"):
+            return lax.psum_scatter(sent, REPLICA_AXIS, scatter_dimension=0)
 
     return [
         collectives.finished(op, total, array.dtype, num_replicas)
@@ -133,7 +135,8 @@ def all_gather(
     """The whole of each value, in a compiled replica function; small parts travel together."""
 
     def gathered(sent: jax.Array) -> jax.Array:
-        return lax.all_gather(sent, REPLICA_AXIS)
+        with jax.named_scope("rx.all_gather"):
+            return lax.all_gather(sent, REPLICA_AXIS)
 
     rows = _sent_together(parts, gathered, reduction)
     return [layout.joined(row) for layout, row in zip(layouts, rows, strict=True)]

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
@@ -91,7 +92,8 @@ def run_traced(
             mine[index] = value
         own_args, own_kwargs = nest.unflatten(structure, mine)
         try:
-            with stack.replaced_by(stack.Entry(strategy, stack.Mode.REPLICA, context)):
+            entry = stack.Entry(strategy, stack.Mode.REPLICA, context)
+            with stack.replaced_by(entry), jax.named_scope(getattr(fn, "__name__", "run")):
                 result = fn(*own_args, **own_kwargs)
         finally:
             context._end()

@@ -325,6 +325,8 @@ class Program:
             token = [] if has_token else [jnp.zeros((), jnp.int32)]
             return [*(outs[i] for i in written_at), *outs[num_written:last], *token]
 
+        # What profilers show for it; XLA's module is named after it.
+        replay.__name__ = replay.__qualname__ = self._name.rpartition(".")[2]
         layouts = None
         if mesh is not None:
             layouts = [key.sharding or mesh.replicated for key in self._written] + outputs
