@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from replicax.backend.mesh import ReplicaMesh
 from replicax.backend.relay import Relay
+from replicax.core import recording
 from replicax.core.errors import (
     LostVariableError,
     ReplicaxError,
@@ -114,10 +115,13 @@ class Workers:
         number = self._send(channel, what, message)
         place = f"replicax/{channel}/{number}"
         client = coordination_client()
-        answers = [
-            [what, message] if rank == self.rank else self._answer(f"{place}/{rank}", rank, what)
-            for rank in range(self.num_workers)
-        ]
+        with recording.within(recording.WORKERS):
+            answers = [
+                [what, message]
+                if rank == self.rank
+                else self._answer(f"{place}/{rank}", rank, what)
+                for rank in range(self.num_workers)
+            ]
         if number > 1:  # all have read it: they have come here since
             before = f"replicax/{channel}/{number - 1}/{self.rank}"
             self._ask(lambda: client.key_value_delete(before), what)
@@ -215,6 +219,26 @@ class Workers:
                     raise self.lost(f"at {what}", error, (rank,)) from error
                 if not self._is_service_heard(self.timeout_seconds):
                     raise self.lost(f"at {what}", error) from error
+
+    # -- what each of them has put up ---------------------------------------------------------
+
+    def post(self, topic: str, message: Any) -> None:
+        """Puts a message up where the others find it, in place of the last one on this topic.
+
+        Nobody has to look at it. Not for the main thread: where the service does not answer, it
+        never returns, and where the service has gone, it raises an error of JAX.
+        """
+        key = f"replicax/posted/{topic}/{self.rank}"
+        coordination_client().key_value_set(key, json.dumps(message), True)
+
+    def posted(self, topic: str) -> list[Any]:
+        """What each worker has posted last on a topic, by rank; None for one that has not.
+
+        As `post`, for threads of their own.
+        """
+        client = coordination_client()
+        texts = [_stored(client, f"replicax/posted/{topic}/{i}") for i in range(self.num_workers)]
+        return [None if text is None else json.loads(text) for text in texts]
 
     # -- words to all ------------------------------------------------------------------------
 

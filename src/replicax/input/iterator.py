@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+import numpy as np
+
+from replicax.core import nest, recording
 from replicax.core.errors import ContextError, InputStateError, OutOfRangeError
 from replicax.engine.contexts import stack
 from replicax.engine.protocols import HostIterable
@@ -13,6 +16,7 @@ from replicax.input import agreement
 from replicax.input.prefetch import Preparing
 from replicax.input.steps import StepReader
 from replicax.input.topology import InputTopology
+from replicax.values.distributed import PerReplica
 
 STATE_VERSION = 1
 
@@ -81,6 +85,7 @@ class DistributedIterator(HostIterable, Iterator[Any]):
         self._position = 0
         self._preparing: Preparing | None = None
         self._has_ended = False
+        self._counted: tuple[Any, int] = (None, 0)  # shapes, and how many examples these are
 
     def __repr__(self) -> str:
         return (
@@ -97,6 +102,15 @@ class DistributedIterator(HostIterable, Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
+        told = recording.recorder
+        if told is not None and (before := told.enter(recording.INPUT)) is not None:
+            num_examples = None
+            try:
+                batch = self.__next__()
+                num_examples = self._num_examples(batch)
+            finally:
+                told.leave_input(before, num_examples)
+            return batch
         require_host_code("a DistributedIterator", self._dataset._topology.num_replicas)
         if self._has_ended:
             raise StopIteration
@@ -108,6 +122,26 @@ class DistributedIterator(HostIterable, Iterator[Any]):
             raise StopIteration
         self._position += 1
         return values[0]
+
+    def _num_examples(self, batch: Any) -> int:
+        """How many examples all replicas have of a step; this worker's if only these are known."""
+        first = batch
+        while type(first) is tuple or type(first) is list:
+            first = first[0] if first else np.empty(0)
+        if type(first) is not PerReplica:
+            shape = getattr(first, "shape", None)
+            if shape is None:
+                leaves, _ = nest.flatten(first)
+                return self._num_examples(leaves[:1])
+            return shape[0] if shape else 1
+        shapes = first._shapes
+        if shapes is None:
+            shapes = tuple(map(np.shape, first.values))
+        known, count = self._counted
+        if shapes is not known:  # steps that are alike share them
+            count = sum(shape[0] if shape else 1 for shape in shapes)
+            self._counted = shapes, count
+        return count
 
     def _next_if_any(self) -> list[Any]:
         """The next value in a list, which is empty at the end."""

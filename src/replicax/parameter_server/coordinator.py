@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from replicax.core import nest, notices
+from replicax.core import nest, notices, recording
 from replicax.core.tracebacks import fold
 from replicax.engine.functions import arguments
 from replicax.engine.functions.call_site import CallSite
@@ -213,9 +213,11 @@ class ClusterCoordinator:
             raise TypeError(f"schedule needs a callable as fn; got {fn!r}.")
         try:
             args, kwargs = tuple(args or ()), dict(kwargs or {})
-            closure = self._traced(self._site, fn, args, kwargs, {})
+            with recording.within(recording.DISPATCH):
+                closure = self._traced(self._site, fn, args, kwargs, {})
             closure.program.retrace = lambda shapes: self._retraced(fn, args, kwargs, shapes)
-            self._queue.put(closure)
+            with recording.within(recording.WORKERS):
+                self._queue.put(closure)
         except Exception as error:
             fold(error)
             raise
@@ -231,7 +233,8 @@ class ClusterCoordinator:
             ServerGoneError: If a server is lost, and servers are not rolled back or none takes its
                 place in time.
         """
-        self._queue.join()
+        with recording.within(recording.WORKERS):
+            self._queue.join()
 
     def done(self) -> bool:
         """Whether every closure that was scheduled has been run.
@@ -263,9 +266,10 @@ class ClusterCoordinator:
         Raises:
             BaseException: What a closure raised.
         """
-        return nest.map_leaves(
-            lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, val
-        )
+        with recording.within(recording.WORKERS):
+            return nest.map_leaves(
+                lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, val
+            )
 
     def stats(self) -> CoordinatorStats:
         """How many closures there were, how fast they are, and how stale what they read.

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from replicax.backend import devices, partition
 from replicax.backend.mesh import ReplicaMesh
-from replicax.core import companions, nest, notices
+from replicax.core import companions, nest, notices, recording
 from replicax.core.enums import AutoShardPolicy, InputReplicationMode, ReduceOp, ReduceOpLike
 from replicax.core.errors import DistributedValueError, OutOfRangeError
 from replicax.core.options import InputOptions, RunOptions
@@ -217,6 +217,12 @@ class Strategy:
               1: Array(3., dtype=float32)
             }
         """
+        told = recording.recorder
+        if told is not None and told.begin_call(fn):
+            try:
+                return self.run(fn, args, kwargs, options)
+            finally:
+                told.end_call()
         try:
             repeatable: Any = fn
             if options is None and isinstance(repeatable, self._repeatable):
@@ -353,7 +359,8 @@ class Strategy:
             }
         """
         stack.require_outside_run(self, "Strategy.distribute_batch")
-        return self._extended.distribute_batch(batch)
+        with recording.within(recording.INPUT):
+            return self._extended.distribute_batch(batch)
 
     # -- input ----------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from jax import lax
 from jax.core import Tracer
 
 from replicax.backend import placement
-from replicax.core import nest, notices
+from replicax.core import nest, notices, recording
 from replicax.core.enums import ReduceOp, ReduceOpLike
 from replicax.core.errors import ContextError, OutOfRangeError
 from replicax.engine.contexts import stack
@@ -209,9 +209,17 @@ def run_steps(
         raise ValueError(f"iterations of {_CALL} is {iterations}; expected 1 or more.")
     if not isinstance(iterator, Iterator):
         raise TypeError(f"{_CALL} needs an iterator; got {iterator!r}. Pass iter(...) of it.")
+    told = recording.recorder
+    if told is not None and told.begin_call(fn):
+        try:
+            return run_steps(strategy, fn, iterator, iterations, initial_loop_values, programs)
+        finally:
+            told.end_call()
     enter_host_code(_CALL)
     context = MultiStepContext(initial_loop_values)
     inputs = [item for _, item in zip(range(iterations), iterator, strict=False)]
+    if told is not None:
+        told.note_calls(fn, len(inputs) - 1)
     with strategy.scope():
         if inputs and not _run_as_program(fn, inputs, context, programs):
             _run_one_by_one(fn, inputs, context)

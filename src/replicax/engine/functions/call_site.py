@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
-from replicax.core import nest
+from replicax.core import nest, recording
 from replicax.core.errors import TraceError
 from replicax.core.options import RunOptions
 from replicax.core.tracebacks import VALUE_NEEDED, argument_names, name_arguments
@@ -165,7 +165,8 @@ class CallSite:
         request, key, entry = self._request(fn, args, kwargs, strategy, options)
         program = self._programs.get(key)
         if program is None or not program.is_alive():
-            program = self._find_or_compile(key, request, args, kwargs)
+            with recording.within(recording.COMPILING):
+                program = self._find_or_compile(key, request, args, kwargs)
             if program is None:  # other captured values are inputs now
                 return self.call(fn, args, kwargs, strategy=strategy, options=options)
         result = program.run(request.lowered())

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+from replicax.core import recording
 from replicax.core.errors import ContextError
 from replicax.core.options import RunOptions
 from replicax.core.tracebacks import fold
@@ -123,6 +124,12 @@ class Function(CompiledCallable, Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the compiled function."""
+        told = recording.recorder
+        if told is not None and told.begin_call(self):
+            try:
+                return self(*args, **kwargs)
+            finally:
+                told.end_call()
         try:
             result = self._repeat(None, args, kwargs)
             return self._call_anew(args, kwargs) if result is DIFFERENT else result

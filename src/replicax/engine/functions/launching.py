@@ -12,6 +12,7 @@ import jax
 from replicax.backend import host_memory, placement
 from replicax.backend.runahead import RUN_AHEAD
 from replicax.backend.workers import translated
+from replicax.core import recording
 from replicax.engine.functions.shortcut import (
     Direct,
     direct_launcher,
@@ -125,7 +126,11 @@ class Launcher:
                 if self._donates and not self._num_looks and not is_transforming():
                     self._lowered = self._program.lower(*parts)
                     compile_lowered(self._lowered)  # `jit` finds what it has made
+                told = recording.recorder
+                began = None if told is None else told.begin_launch()
                 (outputs,) = starmap(self._program, (parts,))  # see `shortcut`
+                if told is not None and began is not None:
+                    told.end_launch(began, outputs[self._token_at])
                 if not self._donates:  # the old values stay until the new ones are certain
                     _await_or_drop(outputs, self._token_at, self._host_calls)
                 for key, array in zip(written, outputs[: len(written)], strict=True):

@@ -21,7 +21,7 @@ from replicax.backend import comparing, placement, workers
 from replicax.backend.digests import digest
 from replicax.backend.mesh import ReplicaMesh
 from replicax.backend.runahead import RUN_AHEAD
-from replicax.core import nest
+from replicax.core import nest, recording
 from replicax.core.errors import TraceError
 from replicax.engine.analysis.varying import refuse_repeated_writes
 from replicax.engine.functions.arguments import PassedThrough
@@ -360,10 +360,12 @@ class Program:
 
     def run(self, arrays: list[Any]) -> Any:
         """One step: launches the program and makes the result of the function."""
-        if self.finish is None and self.mesh is not None and self.mesh.spans_workers:
-            self._agree_with_other_workers(arrays)
-        outputs = self.launcher.launch(arrays)
-        if self.finish is None:
+        if self.finish is not None:
+            return self.finish(self.launcher.launch(arrays))
+        with recording.within(recording.COMPILING):
+            if self.mesh is not None and self.mesh.spans_workers:
+                self._agree_with_other_workers(arrays)
+            outputs = self.launcher.launch(arrays)
             self.finish = self._finisher(outputs)
         return self.finish(outputs)
 

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
-from replicax.core import notices
+from replicax.core import notices, recording
 from replicax.engine.functions import arguments
 from replicax.engine.functions.closures import ById
 
@@ -58,6 +58,8 @@ class Retraces:
             return
         self._counts[code] += 1
         self._last[code] = key, constants
+        if recording.recorder is not None:
+            recording.recorder.note_program(name, is_again=count > 0)
         if last is None:
             return
         kept = self._changes.setdefault(code, collections.deque(maxlen=_NUM_CHANGES))

@@ -18,6 +18,7 @@ import jax
 
 from replicax.backend.runahead import RUN_AHEAD
 from replicax.backend.workers import lost_worker
+from replicax.core import recording
 from replicax.engine.storage import COUNTS, Storage, set_array
 from replicax.engine.trace.epoch import EPOCH, advance
 from replicax.jax_internals import arrays as jax_arrays
@@ -145,6 +146,8 @@ def direct_launcher(
             if kept is not None:
                 inputs = [inputs[index] for index in kept]
             outputs: list[jax.Array] = []
+            told = recording.recorder
+            began = None if told is None else told.begin_launch()
             try:
                 # Unpacking runs the program, and the next instruction keeps what it gave. Ctrl-C
                 # is noticed at calls and jumps only, not between those two.
@@ -157,6 +160,8 @@ def direct_launcher(
                 run_ahead.begin_chain(written)
             run_ahead.num_chained += links
             tokens.append(outputs[token_at])
+            if told is not None and began is not None:
+                told.end_launch(began, outputs[token_at])  # pyright: ignore[reportArgumentType]
             if epoch.is_watched and written:
                 advance()
         if run_ahead.settles:

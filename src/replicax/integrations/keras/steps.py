@@ -22,6 +22,7 @@ import keras
 import numpy as np
 from jax import lax
 
+from replicax.core import recording
 from replicax.core.enums import VariableAggregation
 from replicax.engine.functions.function import function
 from replicax.integrations.keras import shares
@@ -66,10 +67,10 @@ def step_function(model: Any, strategy: Any, kind: str) -> Callable[..., Any]:
     run_one, run_many = (function(one), function(many)) if is_compiled else (one, many)
 
     def take(_: Any, iterator: Iterator[Any]) -> Any:
-        batches = [divided(strategy, next(iterator))]
+        batches = [next_divided(strategy, iterator)]
         while len(batches) < model.steps_per_execution:
             try:
-                batches.append(divided(strategy, next(iterator)))
+                batches.append(next_divided(strategy, iterator))
             except StopIteration:
                 break
         if is_compiled and len(batches) > 1 and _are_alike(batches):
@@ -87,6 +88,21 @@ def step_function(model: Any, strategy: Any, kind: str) -> Callable[..., Any]:
         return outputs, NO_STATE[kind]
 
     return take
+
+
+def next_divided(strategy: Any, iterator: Iterator[Any]) -> tuple[Any, Sizes]:
+    """The next batch of Keras's iterator, divided among the replicas, and its sizes."""
+    told = recording.recorder
+    before = None if told is None else told.enter(recording.INPUT)
+    if told is None or before is None:
+        return divided(strategy, next(iterator))
+    total = None
+    try:
+        batch, sizes = divided(strategy, next(iterator))
+        total = sizes.total
+    finally:
+        told.leave_input(before, total)
+    return batch, sizes
 
 
 def divided(strategy: Any, batch: Any) -> tuple[Any, Sizes]:
