@@ -88,6 +88,8 @@ if typing.TYPE_CHECKING:
     from replicax.parameter_server.strategy import ParameterServerStrategy
     from replicax.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
     from replicax.strategies.tpu import TPUStrategy
+    from replicax.watching.report import WatchReport
+    from replicax.watching.watch import watch
 
 __version__ = "0.1.0"
 
@@ -131,6 +133,7 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "WatchReport",
     "assign",
     "carry",
     "checkpoints_iterator",
@@ -165,6 +168,7 @@ __all__ = [
     "variable_creator_scope",
     "variables_from",
     "visualize_value",
+    "watch",
 ]
 
 # A program may do without any of these.
@@ -178,6 +182,7 @@ _IMPORTED_WHEN_USED = {
     "Optimizer": "replicax.optimizers.optimizer",
     "ParameterServerStrategy": "replicax.parameter_server.strategy",
     "TPUStrategy": "replicax.strategies.tpu",
+    "WatchReport": "replicax.watching.report",
     "assign": "replicax.optimizers.trees",
     "carry": "replicax.optimizers.carry",
     "checkpoints_iterator": "replicax.checkpoint.following",
@@ -199,6 +204,7 @@ _IMPORTED_WHEN_USED = {
     "values_of": "replicax.optimizers.trees",
     "variables_from": "replicax.optimizers.trees",
     "visualize_value": "replicax.drawing",
+    "watch": "replicax.watching.watch",
 }
 
 

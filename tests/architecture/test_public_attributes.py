@@ -185,6 +185,11 @@ ATTRIBUTES = {
     "VariableCopy": "assign assign_add assign_sub dtype name numpy read_value shape value",
     "VariablePart": "assign assign_add assign_sub dtype name numpy read_value shape value",
     "VariableSynchronization": "AUTO NONE ON_READ ON_WRITE",
+    "WatchReport": """
+        compiling_seconds ended_by examples examples_per_second memory_bytes memory_of
+        peak_memory_bytes programs retraces seconds shares slow_workers steps steps_per_second
+        strategy to_json workers
+    """,
     "WorkerLostError": "workers",
 }
 
