@@ -1,6 +1,5 @@
 """What a recorder adds up, and whom it does not listen to."""
 
-import contextlib
 import threading
 import time
 
@@ -21,7 +20,7 @@ from replicax.core.recording import (
 
 @pytest.fixture
 def recorder():
-    return Recorder(lambda name, step_num: contextlib.nullcontext())
+    return Recorder(lambda name, number: None)
 
 
 class Token:
@@ -77,6 +76,24 @@ def test_a_call_within_a_call_is_not_one_of_the_loop(recorder):
     assert recorder.read().calls == {"train_step": 2}
 
 
+def test_a_call_is_marked_where_a_profiler_traces():
+    marks = []
+
+    class Mark:
+        def __enter__(self):
+            marks.append("begins")
+
+        def __exit__(self, *error):
+            marks.append("ends")
+
+    recorder = Recorder(lambda name, number: marks.append((name, number)) or Mark())
+    for _ in range(2):
+        recorder.begin_call(train_step)
+        recorder.end_call()
+    one, two = [[("train_step", number), "begins", "ends"] for number in (1, 2)]
+    assert marks == one + two
+
+
 def test_other_threads_are_ignored(recorder):
     assert in_thread(lambda: recorder.enter(INPUT)) is None
     assert not in_thread(lambda: recorder.begin_call(train_step))
@@ -94,9 +111,9 @@ def test_programs_of_all_threads_count(recorder):
 
 def test_a_program_that_is_done_when_its_launch_returns_has_run_meanwhile(recorder):
     recorder.begin_call(train_step)
-    began = recorder.begin_launch()
+    end_launch = recorder.begin_launch()
     time.sleep(0.02)
-    recorder.end_launch(began, Token(True))
+    end_launch(Token(True))
     recorder.end_call()
     seconds = recorder.read().seconds
     assert seconds[DEVICES] >= 0.02
@@ -105,9 +122,9 @@ def test_a_program_that_is_done_when_its_launch_returns_has_run_meanwhile(record
 
 def test_a_launch_that_returns_before_its_program_is_done_is_dispatch(recorder):
     recorder.begin_call(train_step)
-    began = recorder.begin_launch()
+    end_launch = recorder.begin_launch()
     time.sleep(0.02)
-    recorder.end_launch(began, Token(False))
+    end_launch(Token(False))
     recorder.end_call()
     seconds = recorder.read().seconds
     assert seconds[DISPATCH] >= 0.02
@@ -141,7 +158,7 @@ def test_input_that_ended_is_no_batch(recorder):
 def test_there_is_one_recorder_at_a_time(recorder):
     assert recording.start(recorder)
     try:
-        assert not recording.start(Recorder(contextlib.nullcontext))
+        assert not recording.start(Recorder(lambda name, number: None))
         with recording.within(WORKERS):
             time.sleep(0.01)
     finally:

@@ -29,7 +29,7 @@ def training(strategy):
 
 
 def train(folder, rank, slow_rank, seconds):
-    """Trains in a watch; one worker sleeps that long in each step, none if its rank is -1."""
+    """Trains in a watch; one worker, or "all" of them, sleeps that long in each step."""
     import dataclasses
 
     import replicax as rx
@@ -39,7 +39,7 @@ def train(folder, rank, slow_rank, seconds):
     line = folder / f"line-{rank}"
     with rx.watch(strategy, file=line, refresh_seconds=0.2) as watch:
         for batch in dataset:
-            if rank == int(slow_rank):
+            if slow_rank in ("all", str(rank)):
                 time.sleep(float(seconds))
             strategy.run(step, args=(batch,))
     report = watch.report()

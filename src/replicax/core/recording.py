@@ -22,6 +22,9 @@ iterator of input computes is input, and whatever a compilation needs is compila
 NUM_PHASES = 6
 
 
+_Annotation = contextlib.AbstractContextManager[Any]
+
+
 class Token(Protocol):
     """What tells that a program is done."""
 
@@ -74,14 +77,15 @@ class Recorder:
     A call in the middle of another one of the same loop belongs to that.
 
     Args:
-        annotate: Marks a call in the traces of profilers; called with the name of the function and
-            the number of the call as `step_num`.
+        annotate: Marks a call in the trace of a profiler, by the name of the function and the
+            number of the call; gives None where nobody traces.
     """
 
     __slots__ = (
         "_annotate",
         "_annotation",
         "_calls",
+        "_launched",
         "_num_batches",
         "_num_examples",
         "_phase",
@@ -92,9 +96,9 @@ class Recorder:
         "_thread",
     )
 
-    def __init__(self, annotate: Callable[..., contextlib.AbstractContextManager[Any]]) -> None:
+    def __init__(self, annotate: Callable[[str, int], _Annotation | None]) -> None:
         self._annotate = annotate
-        self._annotation: contextlib.AbstractContextManager[Any] | None = None
+        self._annotation: _Annotation | None = None
         self._thread = threading.get_ident()
         self._seconds = [0.0] * NUM_PHASES
         self._num_batches = self._num_examples = 0
@@ -102,7 +106,7 @@ class Recorder:
         self._programs: collections.Counter[str] = collections.Counter()
         self._retraces: collections.Counter[str] = collections.Counter()
         self._phase = LOOP
-        self._since = time.perf_counter()
+        self._since = self._launched = time.perf_counter()
 
     # -- told by whoever works ---------------------------------------------------------------
 
@@ -149,34 +153,36 @@ class Recorder:
         self._phase = DISPATCH
         name = getattr(fn, "__qualname__", None) or repr(fn)
         self._calls[name] = count = self._calls.get(name, 0) + 1
-        self._annotation = self._annotate(name, step_num=count)
-        self._annotation.__enter__()
+        self._annotation = self._annotate(name, count)
+        if self._annotation is not None:
+            self._annotation.__enter__()
         return True
 
     def end_call(self) -> None:
         """Ends what `begin_call` has begun."""
-        annotation = self._annotation
-        assert annotation is not None
-        annotation.__exit__(None, None, None)
+        if self._annotation is not None:
+            self._annotation.__exit__(None, None, None)
         now = time.perf_counter()
         self._seconds[DISPATCH] += now - self._since
         self._since = now
         self._phase = LOOP
 
-    def begin_launch(self) -> float | None:
-        """When the runtime is handed a program, for `end_launch`; None if it does not matter."""
+    def begin_launch(self) -> Callable[[Token], None] | None:
+        """The runtime is handed a program.
+
+        Returns:
+            What to call with the token of the program when the runtime has returned; None if it
+            does not matter. What is done by then has run meanwhile, as small programs do on a
+            CPU: that was no dispatch, and devices would have been waited for as long.
+        """
         if self._phase == COMPILING or threading.get_ident() != self._thread:
             return None
-        return time.perf_counter()
+        self._launched = time.perf_counter()
+        return self._end_launch
 
-    def end_launch(self, began: float, token: Token) -> None:
-        """The runtime has returned from a program.
-
-        What is done by then has run meanwhile, as small programs do on a CPU: that was no
-        dispatch, and devices would have been waited for as long.
-        """
+    def _end_launch(self, token: Token) -> None:
         if token.is_ready():
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - self._launched
             self._seconds[self._phase] -= seconds
             self._seconds[DEVICES] += seconds
 

@@ -208,7 +208,7 @@ class LoopWatch:
         stack.require_outside_run(self._strategy, "rx.watch")
         if self._recorder is not None:
             raise ContextError("this watch has been opened before. Make another: rx.watch(...).")
-        recorder = Recorder(jax.profiler.StepTraceAnnotation)
+        recorder = Recorder(_annotation)
         if not recording.start(recorder):
             raise ContextError(
                 "a watch is open already, and a process can watch one loop at a time. Leave out "
@@ -350,6 +350,13 @@ class LoopWatch:
 def _pace(name: str, message: Sequence[float]) -> WorkerPace:
     steps, own, waiting = message
     return WorkerPace(name, int(steps), own / max(steps, 1), waiting / max(steps, 1))
+
+
+def _annotation(name: str, number: int) -> contextlib.AbstractContextManager[Any] | None:
+    """Marks a step in the trace of ``jax.profiler``, which knows steps by this."""
+    if not jax.profiler.TraceAnnotation.is_enabled():
+        return None
+    return jax.profiler.StepTraceAnnotation(name, step_num=number)
 
 
 def _scalars(report: WatchReport) -> dict[str, float]:

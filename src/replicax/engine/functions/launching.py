@@ -127,10 +127,10 @@ class Launcher:
                     self._lowered = self._program.lower(*parts)
                     compile_lowered(self._lowered)  # `jit` finds what it has made
                 told = recording.recorder
-                began = None if told is None else told.begin_launch()
+                end_launch = None if told is None else told.begin_launch()
                 (outputs,) = starmap(self._program, (parts,))  # see `shortcut`
-                if told is not None and began is not None:
-                    told.end_launch(began, outputs[self._token_at])
+                if end_launch is not None:
+                    end_launch(outputs[self._token_at])
                 if not self._donates:  # the old values stay until the new ones are certain
                     _await_or_drop(outputs, self._token_at, self._host_calls)
                 for key, array in zip(written, outputs[: len(written)], strict=True):

@@ -147,7 +147,7 @@ def direct_launcher(
                 inputs = [inputs[index] for index in kept]
             outputs: list[jax.Array] = []
             told = recording.recorder
-            began = None if told is None else told.begin_launch()
+            end_launch = None if told is None else told.begin_launch()
             try:
                 # Unpacking runs the program, and the next instruction keeps what it gave. Ctrl-C
                 # is noticed at calls and jumps only, not between those two.
@@ -160,8 +160,8 @@ def direct_launcher(
                 run_ahead.begin_chain(written)
             run_ahead.num_chained += links
             tokens.append(outputs[token_at])
-            if told is not None and began is not None:
-                told.end_launch(began, outputs[token_at])  # pyright: ignore[reportArgumentType]
+            if end_launch is not None:
+                end_launch(outputs[token_at])  # pyright: ignore[reportArgumentType]
             if epoch.is_watched and written:
                 advance()
         if run_ahead.settles:
