@@ -21,7 +21,6 @@ iterator of input computes is input, and whatever a compilation needs is compila
 
 NUM_PHASES = 6
 
-
 _Annotation = contextlib.AbstractContextManager[Any]
 
 

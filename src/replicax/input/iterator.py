@@ -16,6 +16,7 @@ from replicax.input import agreement
 from replicax.input.prefetch import Preparing
 from replicax.input.steps import StepReader
 from replicax.input.topology import InputTopology
+from replicax.jax_internals.arrays import ConcreteArray
 from replicax.values.distributed import PerReplica
 
 STATE_VERSION = 1
@@ -126,13 +127,14 @@ class DistributedIterator(HostIterable, Iterator[Any]):
     def _num_examples(self, batch: Any) -> int:
         """How many examples all replicas have of a step; this worker's if only these are known."""
         first = batch
-        while type(first) is tuple or type(first) is list:
-            first = first[0] if first else np.empty(0)
-        if type(first) is not PerReplica:
-            shape = getattr(first, "shape", None)
-            if shape is None:
-                leaves, _ = nest.flatten(first)
-                return self._num_examples(leaves[:1])
+        while isinstance(first, tuple | list) and first:
+            first = first[0]
+        kind = type(first)
+        if kind is not PerReplica and kind is not ConcreteArray:
+            leaves, _ = nest.flatten(first)
+            first = leaves[0] if leaves else np.empty(0)
+        if not isinstance(first, PerReplica):
+            shape = np.shape(first)
             return shape[0] if shape else 1
         shapes = first._shapes
         if shapes is None:

@@ -174,7 +174,10 @@ def memory_text(report: WatchReport) -> str:
 def programs_text(report: WatchReport) -> str:
     """The programs that were traced, in words."""
     count = sum(report.programs.values())
-    again = ", ".join(f"{name} {number} times" for name, number in report.retraces.items())
+    again = ", ".join(
+        f"{name} {'once' if number == 1 else f'{number} times'}"
+        for name, number in report.retraces.items()
+    )
     return f"{count} traced" + (f"; again: {again}" if again else "")
 
 

@@ -66,7 +66,7 @@ def picture(recent: WatchReport, whole: WatchReport) -> Text:
     text.append(f"\nmemory    {memory_text(whole)}\n")
     compiling = f" in {whole.compiling_seconds:.1f} s" if whole.programs else ""
     text.append(f"programs  {programs_text(whole)}{compiling}")
-    for line in slow_texts(recent):
+    for line in slow_texts(recent) or slow_texts(whole):
         text.append(f"\n{line}", "bold red")
     return text
 

@@ -227,7 +227,7 @@ class LoopWatch:
         self._applied_before = self._num_applied() or 0
         enter = functools.partial(recorder.enter, recording.DEVICES)
         self._closing.enter_context(waits_seen(enter, recorder.leave))
-        if self._live and self._strategy.is_chief and sys.stdout.isatty():
+        if self._live and self._strategy.is_chief and sys.stdout and sys.stdout.isatty():
             self._view = self._closing.enter_context(LiveView())
         self._recorder = recorder
         self._looks.append(self._look())
@@ -241,12 +241,12 @@ class LoopWatch:
         traceback: TracebackType | None,
     ) -> None:
         self._ended_by = None if kind is None else kind.__name__
-        self._last = self._look()
-        self._is_over.set()
-        assert self._thread is not None
-        self._thread.join(_JOIN_SECONDS if kind is None else 1.0)
-        self._report_at_end = self._report(self._last, "whole")
-        self._closing.close()
+        with self._closing:  # Ctrl-C may come meanwhile
+            self._last = self._look()
+            self._is_over.set()
+            assert self._thread is not None
+            self._thread.join(_JOIN_SECONDS if kind is None else 1.0)
+            self._report_at_end = self._report(self._last, "whole")
         if self._strategy.is_chief:
             with contextlib.suppress(*([] if kind is None else [OSError])):
                 self._write_line(self._report_at_end.to_json())
