@@ -25,6 +25,7 @@ KEEPER = pathlib.Path(__file__).with_name("keeper_process.py")
 _OBJECT_STORE_BYTES = 100 * 2**20  # arrays do not travel by it
 _START_SECONDS = 300.0
 _END_SECONDS = 30.0
+_PATIENCE = {"RAY_raylet_start_wait_time_s": f"{_START_SECONDS:.0f}"}  # Ray gives up after 30
 _LOOK_SECONDS = 0.05
 _LONGEST_FOLDER = 40  # a socket of Ray has a path of 107 letters at most, and Ray adds about 65
 
@@ -52,7 +53,7 @@ class LocalCluster:
     def __init__(self, *, num_cpus: int, is_cancelled: Callable[[], bool] = lambda: False) -> None:
         require_extra("ray", user="a cluster of Ray", extra="ray")
         self._folder = _make_folder()
-        self._log = self._folder / "start.log"
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it outlives the folder
         token = self._folder / "token"
         with open(os.open(token, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(secrets.token_hex(32))
@@ -83,6 +84,7 @@ class LocalCluster:
         except subprocess.TimeoutExpired:  # it was stopped
             self._keeper.kill()
             self._keeper.wait()
+        self._log.close()
 
     def _start(self, num_cpus: int) -> subprocess.Popen[bytes]:
         inherited = {n: v for n, v in os.environ.items() if not n.startswith("RAY_")}
@@ -91,15 +93,14 @@ class LocalCluster:
         command += ["--temp-dir", str(self._folder / "ray"), "--num-cpus", str(num_cpus)]
         command += ["--object-store-memory", str(_OBJECT_STORE_BYTES)]
         command += ["--include-dashboard", "false", "--disable-usage-stats"]
-        with self._log.open("wb") as log:
-            return subprocess.Popen(
-                [sys.executable, "-I", "-S", str(KEEPER), str(self._folder), *command],
-                env=inherited | dict(self.environment),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(KEEPER), str(self._folder), *command],
+            env=inherited | dict(self.environment) | _PATIENCE,
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def _wait(self, is_cancelled: Callable[[], bool]) -> str:
         end = time.monotonic() + _START_SECONDS
@@ -110,10 +111,12 @@ class LocalCluster:
             if address.exists() and (text := address.read_text().strip()):
                 return text
             time.sleep(_LOOK_SECONDS)
-        said = self._log.read_text(errors="replace")[-2000:] if self._log.exists() else ""
+        ended = self._keeper.poll() is not None
+        self._log.seek(0)
+        said = self._log.read().decode(errors="replace")[-2000:]
         raise ClusterPlatformError(
-            f"Ray did not start on this machine within {_START_SECONDS:g} s, or ended. It said:\n"
-            f"{said.strip()}"
+            f"Ray {'ended while it started' if ended else 'did not start'} on this machine"
+            f"{'' if ended else f' within {_START_SECONDS:g} s'}. It said:\n{said.strip()}"
         )
 
     def __enter__(self) -> Self:
