@@ -12,6 +12,7 @@ import replicax as rx
 from replicax.core.errors import ContextError, SignatureError, TraceError
 from replicax.costs import program
 from replicax.costs.program import inspect_step
+from replicax.strategies.extended import StrategyExtended
 from tests.contracts.strategies import central, mirrored
 
 SUM = rx.VariableAggregation.SUM
@@ -95,7 +96,7 @@ def test_a_plain_function_is_seen_as_a_compiled_one():
     assert [one.num_bytes for one in found.collectives] == [4]
     assert [(one.name, one.dtype) for one in found.arguments] == [
         ("'x'", "float32"),
-        ("'scale'", "float"),
+        ("'scale'", "float32"),
     ]
     assert found.name.endswith("step")
 
@@ -263,6 +264,18 @@ def test_components_of_different_shapes_have_one_program_for_each():
     assert {one.group_size for one in found.collectives} == {3}
 
 
+def test_numbers_and_random_keys_are_arguments():
+    def step(key, number):
+        return jax.random.normal(key, (3,)) * number
+
+    found = inspect_step(step, (jax.random.key(0), 2.0 + 1j))
+    assert [(one.name, one.device_bytes, one.is_from_host) for one in found.arguments] == [
+        ("'key'", 8, False),
+        ("'number'", 8, True),
+    ]
+    assert found.memory.arguments == found.compiled.memory.arguments
+
+
 # -- refused -----------------------------------------------------------------------------------
 
 
@@ -341,3 +354,20 @@ def test_the_errors_of_the_step_are_those_of_its_call():
 def test_another_strategys_scope_is_in_the_way():
     with mirrored(3).scope(), pytest.raises(ContextError, match="One strategy is in force"):
         rx.explain(lambda: 1.0, strategy=mirrored(2))
+
+
+class OwnRun(StrategyExtended):
+    """Calls functions as it likes."""
+
+    def run(self, fn, args, kwargs, options):
+        return fn(*args, **kwargs)
+
+
+def test_a_strategy_with_a_run_of_its_own_has_no_one_program_for_all_replicas():
+    class OwnStrategy(rx.Strategy):
+        def __init__(self):
+            super().__init__(OwnRun(self))
+            self.extended.set_replica_devices(["CPU:0", "CPU:1"])
+
+    with pytest.raises(ContextError, match=r"OwnStrategy.* runs functions in a way of its own"):
+        rx.explain(lambda: 1.0, strategy=OwnStrategy())

@@ -358,12 +358,12 @@ def _argument_of(array: Any, leaf: Any, name: str) -> StepArgument:
     here = shape
     if isinstance(array, jax.Array):
         here = array.sharding.shard_shape(shape)
-    itemsize = jax.dtypes.canonicalize_dtype(float).itemsize if dtype is None else dtype.itemsize
+    held = jax.dtypes.canonicalize_dtype(type(array)) if dtype is None else dtype
     return StepArgument(
         name,
         shape,
-        "float" if dtype is None else str(dtype),
-        math.prod(here) * itemsize,
+        str(held),
+        math.prod(here) * held.itemsize,
         kind is Leaf.PER_REPLICA,
         kind is Leaf.HOST_ARRAY or dtype is None,
     )
