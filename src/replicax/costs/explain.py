@@ -31,11 +31,12 @@ class Explanation:
         hints: What could be done, each with its figures.
 
     Example:
+        >>> import numpy as np
         >>> import replicax as rx
         >>> step = rx.function(lambda x: (x * x).sum())
-        >>> explanation = step.explain([1.0, 2.0])
-        >>> explanation.program.memory.arguments
-        8
+        >>> explanation = step.explain(np.ones(2, np.float32))
+        >>> explanation.program.memory.arguments, explanation.hints
+        (8, ())
     """
 
     def __init__(self, program: StepProgram) -> None:

@@ -53,7 +53,8 @@ def hints_for(program: StepProgram) -> tuple[Hint, ...]:
         >>> from replicax.costs.program import inspect_step
         >>> v = rx.Variable([0.0] * 4, name="v")
         >>> step = rx.function(lambda x: v.assign_add(x), donate=False)
-        >>> [hint.topic for hint in hints_for(inspect_step(step, ([1.0] * 4,), compiles=False))]
+        >>> found = inspect_step(step, ([1.0] * 4,), compiles=False)
+        >>> [hint.topic for hint in hints_for(found)]
         ['donation']
     """
     return tuple(hint for look in _HINTS for hint in look(program))
