@@ -84,7 +84,7 @@ class Soak:
         self._leak = leak or ""
         self._service = CoordinationService()
         self._over = threading.Event()
-        self._pids: dict[int, int] = {}
+        self._pids: dict[str, int | None] = {}
         self._is_stepping = threading.Event()
         self._first_step: int | None = None
         self._is_warm = False
@@ -129,8 +129,7 @@ class Soak:
             self._over.wait(rng.uniform(0.0, 55.0))
             self._is_stepping.wait()
             victim = rng.choice(["worker 0", "worker 1", "service"])
-            pid = self._service.pid if victim == "service" else self._pids[int(victim[-1])]
-            if pid is not None:
+            if (pid := self._pids[victim]) is not None:
                 self._is_stepping.clear()
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -143,7 +142,9 @@ class Soak:
     def _on_start(self, attempt: int, pids: Mapping[int, int]) -> None:
         self.attempts = attempt
         self._first_step, self._is_warm = None, False
-        self._pids = dict(pids)
+        # Its own: the service of the next attempt starts before this is called again.
+        self._pids = {f"worker {worker_id}": pid for worker_id, pid in pids.items()}
+        self._pids["service"] = self._service.pid
 
     def _on_line(self, worker_id: int, line: str) -> None:
         self.lines.append(f"[worker {worker_id}] {line}")
@@ -160,9 +161,7 @@ class Soak:
         while not self._over.wait(SAMPLE_SECONDS):
             if not self._is_warm:
                 continue
-            found = {"launcher": os.getpid(), "service": self._service.pid}
-            found |= {f"worker {worker_id}": pid for worker_id, pid in self._pids.items()}
-            for name, pid in found.items():
+            for name, pid in {"launcher": os.getpid(), **self._pids}.items():
                 attempt = 0 if name == "launcher" else self.attempts
                 if pid is not None and (sample := look_at(pid)) is not None:
                     self.samples[attempt, name].append(sample)
