@@ -63,6 +63,7 @@ if typing.TYPE_CHECKING:
     from replicax import (
         cluster_resolver,
         coordinator,
+        costs,
         data,
         experimental,
         integrations,
@@ -79,7 +80,10 @@ if typing.TYPE_CHECKING:
     from replicax.checkpoint.latest import latest_checkpoint
     from replicax.checkpoint.manager import CheckpointManager
     from replicax.checkpoint.options import CheckpointOptions
+    from replicax.costs.calibrate import calibrate
     from replicax.costs.explain import Explanation, explain
+    from replicax.costs.search_layout import search_layout
+    from replicax.costs.simulate import simulate
     from replicax.drawing import visualize_value
     from replicax.losses import compute_average_loss, scale_regularization_loss
     from replicax.optimizers.carry import carry
@@ -135,11 +139,13 @@ __all__ = [
     "VariableSynchronization",
     "WatchReport",
     "assign",
+    "calibrate",
     "carry",
     "checkpoints_iterator",
     "cluster_resolver",
     "compute_average_loss",
     "coordinator",
+    "costs",
     "data",
     "experimental",
     "experimental_set_strategy",
@@ -159,8 +165,10 @@ __all__ = [
     "run_functions_eagerly",
     "saved_model",
     "scale_regularization_loss",
+    "search_layout",
     "set_compilation_cache",
     "set_virtual_devices",
+    "simulate",
     "summary",
     "testing",
     "value_and_grad",
@@ -184,11 +192,13 @@ _IMPORTED_WHEN_USED = {
     "TPUStrategy": "replicax.strategies.tpu",
     "WatchReport": "replicax.watching.report",
     "assign": "replicax.optimizers.trees",
+    "calibrate": "replicax.costs.calibrate",
     "carry": "replicax.optimizers.carry",
     "checkpoints_iterator": "replicax.checkpoint.following",
     "cluster_resolver": None,
     "compute_average_loss": "replicax.losses",
     "coordinator": None,
+    "costs": None,
     "data": None,
     "experimental": None,
     "explain": "replicax.costs.explain",
@@ -199,6 +209,8 @@ _IMPORTED_WHEN_USED = {
     "random": None,
     "saved_model": None,
     "scale_regularization_loss": "replicax.losses",
+    "search_layout": "replicax.costs.search_layout",
+    "simulate": "replicax.costs.simulate",
     "summary": None,
     "testing": None,
     "values_of": "replicax.optimizers.trees",

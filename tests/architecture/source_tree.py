@@ -17,7 +17,7 @@ CODE_FOLDERS = ("src", "tests", "benchmarks", "examples")
 # Public modules that only give names; a package here may have more than a docstring.
 FACADE_MODULES = ("experimental", "cluster_resolver", "data")
 FACADE_PACKAGES = (
-    *("coordinator", "integrations", "integrations.flax", "integrations.keras", "metrics"),
+    *("coordinator", "costs", "integrations", "integrations.flax", "integrations.keras", "metrics"),
     "optimizers",
     *("saved_model", "summary", "testing", "tf"),
 )
