@@ -53,7 +53,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "doctor": Subcommand(
         target="replicax.cli.doctor:doctor",
-        short_help="Show versions, devices and the cluster, and look for what would fail.",
+        short_help="Show versions, devices and the cluster, and what would fail.",
     ),
     "launch": Subcommand(
         target="replicax.cli.launch:launch",
@@ -62,6 +62,10 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     "show": Subcommand(
         target="replicax.cli.show:show",
         short_help="Show what is in a saved model or a checkpoint.",
+    ),
+    "simulate": Subcommand(
+        target="replicax.cli.simulate:simulate",
+        short_help="Show what a script's step would take on machines that are not here.",
     ),
 }
 
