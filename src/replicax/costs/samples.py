@@ -1,10 +1,9 @@
 """One step as it is for other batches than the one at hand: traced for each, compiled for few.
 
 A step is traced anew for the batch that is asked for, with zeros in place of the examples; nothing
-runs. The memory between its inputs and outputs needs a compiled program. There is one for the batch
-at hand, one for half of it and one for a much larger one, where these are asked for, all for the
-devices at hand; between these batches memory is a straight line, beyond the largest it is
-proportional to the batch. `costs.scaling` makes
+runs. The memory between its inputs and outputs needs a compiled program. There are a few, for the
+first batches that are asked for and for the devices at hand; between their batches memory is a
+straight line, beyond the largest it is proportional to the batch. `costs.scaling` makes
 of a sample what another layout of replicas would do.
 """
 
@@ -28,6 +27,9 @@ from replicax.values.distributed import PerReplica
 from replicax.values.leaves import Leaf, leaf_kind
 
 _MUCH = 16
+"""In a small batch gradients need the most memory, in one so many times as large activations."""
+
+_MOST_COMPILED = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class SampledStep:
         self.batch: int = max(sizes, default=0)
         self.notes: list[str] = []
         self._samples: dict[int, Sample] = {}
-        self._others: dict[bool, Sample | None] = {}
+        self._planned: dict[int, float] = {}  # bytes of temporaries, by batch
+        self._takes_other_batches = True
 
     @functools.cached_property
     def at_hand(self) -> StepProgram:
@@ -112,43 +115,42 @@ class SampledStep:
             self._samples[batch] = self._sample(batch, compiles=False)
         return self._samples[batch]
 
-    def temporaries(self, batch: int) -> float:
+    def temporaries(self, batch: int, *, compiles: bool = True) -> float:
         """The memory of one device between the inputs and outputs of the step, with another batch.
 
         Args:
             batch: The examples of one replica.
+            compiles: Whether the step may be compiled for that batch, if it was not for many yet.
 
         Returns:
             Bytes.
         """
-        here = self.at_hand.memory.temporaries or 0
-        if not self.batch or batch == self.batch:
-            return float(here)
-        other = self._compiled(larger=batch > self.batch)
-        if other is None:
-            return here * batch / self.batch
-        there = other.program.memory.temporaries or 0
-        if batch > other.batch:  # where nearly all of it follows the batch
-            return max(there * batch / other.batch, float(here))
-        return max(here + (there - here) / (other.batch - self.batch) * (batch - self.batch), 0.0)
+        if not self.batch:
+            return float(self.at_hand.memory.temporaries or 0)
+        if not self._planned:
+            self._planned[self.batch] = float(self.at_hand.memory.temporaries or 0)
+        if batch not in self._planned and not (compiles and self._plan(batch)):
+            largest = max(self._planned)
+            if batch > largest and largest < _MUCH * self.batch and self._plan(_MUCH * self.batch):
+                largest = _MUCH * self.batch
+            return _between(self._planned, batch)
+        return self._planned[batch]
 
-    def _compiled(self, *, larger: bool) -> Sample | None:
-        """The step compiled for a second batch; None if it can have no other.
-
-        In a small batch gradients need the most memory, in a large one activations: so the line to
-        larger batches is drawn through a batch that is much larger.
-        """
-        if larger not in self._others:
-            other = _MUCH * self.batch if larger or self.batch == 1 else self.batch // 2
-            try:
-                self._others[larger] = self._sample(other, compiles=True)
-            except SimulationError:
-                self._others[larger] = None
-                self.notes.append(
-                    f"the step cannot be traced with {other} examples a replica, so its memory is "
-                    "taken to be proportional to the batch"
-                )
-        return self._others[larger]
+    def _plan(self, batch: int) -> bool:
+        """Compiles the step for a batch, if it can be and was not for many; says whether it is."""
+        if len(self._planned) >= _MOST_COMPILED or not self._takes_other_batches:
+            return False
+        try:
+            memory = self._sample(batch, compiles=True).program.memory
+        except SimulationError:
+            self._takes_other_batches = False
+            self.notes.append(
+                f"the step cannot be traced with {batch} examples a replica, so its memory is "
+                "taken to be proportional to the batch"
+            )
+            return False
+        self._planned[batch] = float(memory.temporaries or 0)
+        return True
 
     def _sample(self, batch: int, *, compiles: bool) -> Sample:
         if batch == self.batch:
@@ -168,6 +170,19 @@ class SampledStep:
         prepared = prepare(self._strategy, fn, args, {})
         jaxpr = prepared.program.launcher.traced(prepared.arrays).jaxpr
         return Sample(batch, program, read_operations(jaxpr))
+
+
+def _between(points: dict[int, float], batch: int) -> float:
+    """The value for `batch` on straight lines; beyond the last point it follows the batch."""
+    sizes = sorted(points)
+    if batch >= sizes[-1]:
+        return points[sizes[-1]] * batch / sizes[-1]
+    if len(sizes) == 1:
+        return points[sizes[0]] * batch / sizes[0]
+    high = next((index for index, size in enumerate(sizes) if size > batch and index), 1)
+    low_size, high_size = sizes[high - 1], sizes[high]
+    slope = (points[high_size] - points[low_size]) / (high_size - low_size)
+    return max(points[low_size] + slope * (batch - low_size), 0.0)
 
 
 def _has_examples(leaf: Any) -> bool:

@@ -47,6 +47,7 @@ class Prediction:
         largest_model: How many times as large variables, slots and gradients could be.
         efficiency: The examples (or steps) a second of each device, as a part of those on the
             fewest hosts that were asked for.
+        slowed_by: What makes the step longer than on the fewest hosts, or None.
         is_estimated: Whether the layout is another one than that of the step, so that rules stand
             for a part of its program.
     """
@@ -60,6 +61,7 @@ class Prediction:
     largest_batch: int
     largest_model: float
     efficiency: float
+    slowed_by: Limit | None
     is_estimated: bool
 
     @property
@@ -111,6 +113,7 @@ class Prediction:
                 "launch": time.launch,
             },
             "limit": self.limit,
+            "slowed_by": self.slowed_by,
             "efficiency": self.efficiency,
             "examples_per_second": self.examples_per_second,
             "memory_bytes": {**dataclasses.asdict(self.memory), "total": self.memory.total},
@@ -205,7 +208,7 @@ class Simulation(Report):
             )
         else:
             lines.append(
-                f"the first limit is {limit.limit}: {limit.efficiency:.0%} efficiency on "
+                f"the first limit is {limit.slowed_by}: {limit.efficiency:.0%} efficiency on "
                 f"{count(limit.topology.hosts)} hosts"
             )
         if self.batch == "global" and one.batch:
@@ -332,7 +335,9 @@ def predict_all(
     found = [predict(sampled, one, batch, examples_per_second) for one in topologies]
     rates = [one.examples_per_second / one.topology.num_devices for one in found]
     return [
-        dataclasses.replace(one, efficiency=rate / rates[0])
+        dataclasses.replace(
+            one, efficiency=rate / rates[0], slowed_by=one.time.slowed_by(found[0].time)
+        )
         for one, rate in zip(found, rates, strict=True)
     ]
 
@@ -363,6 +368,7 @@ def predict(
         _largest_batch(sampled, topology, share, memory, capacity),
         _largest_model(memory, capacity),
         1.0,
+        None,
         is_estimated,
     )
 
@@ -390,7 +396,7 @@ def _largest_batch(
     here = sampled.temporaries(batch)
 
     def needed(number: int) -> float:
-        more = (sampled.temporaries(number) - here) / topology.logical_devices
+        more = (sampled.temporaries(number, compiles=False) - here) / topology.logical_devices
         return memory.total + more + memory.arguments * (number / batch - 1)
 
     low, high = 0, batch

@@ -163,8 +163,14 @@ class StepTime:
             >>> StepTime(compute=3.0, memory=1.0, latency=1.0, link=4.0, hidden=2.5).limit
             'compute'
         """
+        parts = self.parts
+        return max(parts, key=parts.__getitem__)
+
+    @property
+    def parts(self) -> dict[Limit, float]:
+        """The whole step by what limits it; the hidden part of communication is left out."""
         share = self.exposed / (self.latency + self.link) if self.exposed else 0.0
-        parts: dict[Limit, float] = {
+        return {
             "compute": self.compute,
             "memory": self.memory,
             "link": self.link * share,
@@ -172,7 +178,25 @@ class StepTime:
             "input": self.input,
             "launch": self.launch,
         }
-        return max(parts, key=parts.__getitem__)
+
+    def slowed_by(self, other: StepTime) -> Limit | None:
+        """What makes the step longer than another one.
+
+        Args:
+            other: The other step.
+
+        Returns:
+            The part that has grown the most; None if none has.
+
+        Example:
+            >>> few, many = StepTime(3.0, 1.0, link=0.5), StepTime(3.0, 1.0, link=2.0)
+            >>> many.slowed_by(few), few.slowed_by(many)
+            ('link', None)
+        """
+        before = other.parts
+        grown = {part: seconds - before[part] for part, seconds in self.parts.items()}
+        most = max(grown, key=grown.__getitem__)
+        return most if grown[most] > 0 else None
 
 
 def step_time(
@@ -203,8 +227,9 @@ def step_time(
     last = travels[-1][0].seconds if travels else 0.0
     hidden = min(machine.overlap * (compute + memory), max(total.seconds - last, 0.0))
     device = compute + memory + total.seconds - hidden
-    others = topology.devices_on_host - 1
-    launch = machine.launch_seconds + others * machine.launch_seconds_per_device
+    workers = topology.workers_per_host if machine.shared_compute else 1
+    others = topology.devices_on_host - workers
+    launch = workers * machine.launch_seconds + others * machine.launch_seconds_per_device
     if not machine.shared_compute:
         launch = max(launch - device, 0.0)
     wait = work.batch_bytes * sharing / machine.host_link
