@@ -27,7 +27,7 @@ from benchmarks import models, problems
 from benchmarks.alternating import environment
 from benchmarks.cases import OURS, Case
 from benchmarks.processes import PeerProcesses, ending
-from replicax.costs.machines import Link, Machine, Topology
+from replicax.costs.machines import ClusterTopology, Link, Machine
 
 REPLICAS = (1, 2, 4, 8)
 AT_HAND = 2
@@ -62,9 +62,9 @@ class Layout:
         variant = WORKLOADS[self.workload]
         return Case(workload, self.replicas, (variant,), (OURS,), self.processes)
 
-    def topology(self, machine: Machine) -> Topology:
+    def topology(self, machine: Machine) -> ClusterTopology:
         """The same for `simulate`."""
-        return Topology(1, machine, self.replicas, workers_per_host=self.processes)
+        return ClusterTopology(1, machine, self.replicas, workers_per_host=self.processes)
 
 
 LAYOUTS = [

@@ -30,6 +30,10 @@ ATTRIBUTES = {
         cluster_spec environment master num_accelerators rpc_layer task_id task_type
     """,
     "ClusterSpec": "as_dict job_tasks jobs num_tasks task_address task_indices",
+    "ClusterTopology": """
+        describe devices_per_host hosts logical_devices machine num_devices num_replicas stage
+        workers_per_host
+    """,
     "CommunicationImplementation": "AUTO NCCL RING",
     "CommunicationOptions": "bytes_per_pack deterministic implementation timeout_seconds",
     "CoordinatorStats": """
@@ -39,6 +43,7 @@ ATTRIBUTES = {
         batch_reduce batch_reduce_implementation broadcast broadcast_implementation reduce
         reduce_implementation
     """,
+    "Curve": "at rates sizes",
     "Dataset": """
         apply as_numpy_iterator batch cache cardinality concatenate element_spec enumerate filter
         flat_map from_generator from_tensor_slices from_tensors interleave map options padded_batch
@@ -78,10 +83,18 @@ ATTRIBUTES = {
     "InputReplicationMode": "PER_REPLICA PER_WORKER",
     "KubernetesApi": "account_dir in_cluster list_pods namespace url",
     "KubernetesExecutableLocation": "OFF_CLUSTER WITHIN_CLUSTER",
+    "LayoutSearch": "layouts machine name notes show to_json too_large",
+    "Link": "axes bandwidth latency",
     "LoadedModel": "functions path signatures trainable_variables variables",
     "LogicalDevice": "device_type name",
     "LogicalDeviceConfiguration": """
         experimental_device_ordinal experimental_priority memory_limit
+    """,
+    "Machine": """
+        between between_workers collective_seconds compute_efficiency devices_per_host
+        fresh_bandwidth from_json host_link launch_seconds launch_seconds_per_device linked_hosts
+        load memory_bandwidth memory_bytes memory_efficiency name overlap peak_flops save
+        shared_compute source strided_bandwidth to_json vector_flops within
     """,
     "Metric": """
         add_state dtype name reset_state reset_states result state_dtype update_state variables
@@ -139,7 +152,12 @@ ATTRIBUTES = {
     "SessionRunHook": "after_run before_run begin end",
     "SessionRunValues": "results",
     "Sharding": "partitioner stage",
+    "Simulation": "batch chosen first_limit machine name notes predictions show svg to_json",
     "SlurmClusterResolver": "get_task_info",
+    "StepPrediction": """
+        batch capacity describe efficiency examples_per_second fits global_batch is_estimated
+        largest_batch largest_model limit memory slowed_by time topology
+    """,
     "Strategy": """
         cluster_resolver colocate_vars_with describe distribute_batch distribute_dataset
         distribute_datasets_from_function experimental_assign_to_logical_device

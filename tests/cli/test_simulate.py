@@ -69,7 +69,7 @@ def test_a_script_is_simulated_for_each_number_of_hosts(script, tmp_path):
 
 
 def test_the_step_is_made_under_the_layout_that_was_asked_for(script):
-    topology = rx.costs.Topology(hosts=2, machine="dgx-h100", stage=3)
+    topology = rx.costs.ClusterTopology(hosts=2, machine="dgx-h100", stage=3)
     found = simulation_of(script, topology, hosts=(2,), batch="global", devices=DEVICES)
     (row,) = json.loads(found.to_json())["predictions"]
     assert (row["stage"], row["replicas"], row["batch_per_replica"]) == (3, 16, 1)
@@ -103,7 +103,7 @@ def test_wrong_options_are_answered_with_what_would_be_right(script, options, ex
 def test_a_script_without_a_step_is_shown_how_to_give_one(tmp_path, text, expected):
     path = tmp_path / "other.py"
     path.write_text(text, encoding="utf-8")
-    topology = rx.costs.Topology(hosts=1, machine="dgx-h100")
+    topology = rx.costs.ClusterTopology(hosts=1, machine="dgx-h100")
     with pytest.raises(click.ClickException, match=expected) as caught:
         simulation_of(path, topology, hosts=(1,), batch="global", devices=DEVICES)
     assert "return train_step, (strategy.distribute_batch(first_batch),)" in caught.value.message

@@ -7,7 +7,7 @@ import math
 import pytest
 
 import replicax as rx
-from replicax.costs.machines import MACHINES, Curve, Link, Machine, Topology, machine_of
+from replicax.costs.machines import MACHINES, ClusterTopology, Curve, Link, Machine, machine_of
 
 OWN = {
     "name": "own",
@@ -109,8 +109,8 @@ def test_impossible_links_and_curves_are_refused(make, match):
 
 def test_a_missing_dtype_has_the_rate_of_float32_and_efficiency_counts():
     machine = Machine(**OWN, compute_efficiency=0.5)
-    assert machine.flops_per_second("float64", 1e9) == 0.5e12
-    assert machine.flops_per_second("bfloat16", 1e9) == 2e12
+    assert machine._flops_per_second("float64", 1e9) == 0.5e12
+    assert machine._flops_per_second("bfloat16", 1e9) == 2e12
 
 
 def test_a_curve_is_straight_between_its_points_and_flat_beyond():
@@ -122,7 +122,7 @@ def test_a_mistyped_name_is_answered_with_the_nearest():
     with pytest.raises(ValueError, match=r"no machine 'dgxh100'. Did you mean 'dgx-h100'\?"):
         machine_of("dgxh100")
     with pytest.raises(ValueError, match=r"no machine 'zzz'. Known are aws-p4d, aws-p5, dgx"):
-        Topology(hosts=1, machine="zzz")
+        ClusterTopology(hosts=1, machine="zzz")
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,11 @@ def test_a_mistyped_name_is_answered_with_the_nearest():
 )
 def test_devices_that_cannot_be_divided_so_are_refused(change, match):
     with pytest.raises(ValueError, match=match):
-        Topology(**{"hosts": 2, "machine": Machine(**OWN), **change})
+        ClusterTopology(**{"hosts": 2, "machine": Machine(**OWN), **change})
 
 
 def test_a_topology_counts_and_describes_itself():
-    one = rx.costs.Topology(hosts=1, machine=Machine(**OWN), devices_per_host=1, stage=3)
+    one = rx.costs.ClusterTopology(hosts=1, machine=Machine(**OWN), devices_per_host=1, stage=3)
     assert one.describe() == (
         "1 replica on 1 host of type own, slots, gradients and parameters split"
     )

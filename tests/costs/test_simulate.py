@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.costs.machines import Machine, Topology
+from replicax.costs.machines import ClusterTopology, Machine
 from replicax.costs.samples import SampledStep, SimulationError
 from replicax.costs.scaling import memory_of, work_of
 from replicax.costs.simulate import Simulation
 from tests.contracts.strategies import mirrored
 from tests.costs.models import training_step
 
-POD = Topology(hosts=64, machine="dgx-h100")
+POD = ClusterTopology(hosts=64, machine="dgx-h100")
 
 
 def sharded(count, stage):
@@ -54,7 +54,7 @@ def planned(strategy, batch_per_replica):
 def test_memory_is_what_xla_plans_for_another_number_of_replicas(stage, kept):
     strategy = sharded(2, stage)
     step, batch = training_step(strategy)
-    topology = Topology(hosts=1, machine=cpu_host(), devices_per_host=8, stage=stage)
+    topology = ClusterTopology(hosts=1, machine=cpu_host(), devices_per_host=8, stage=stage)
     found = rx.simulate(step, batch, strategy=strategy, topology=topology, hosts=(), batch=kept)
     other = sharded(8, stage)
     size = 16 if kept == "per_replica" else 4
@@ -102,7 +102,7 @@ def test_rules_for_another_stage_name_the_collectives_of_a_step_of_that_stage(st
         strategy = sharded(2, at_hand)
         step, batch = training_step(strategy)
         sampled = SampledStep(step, (batch,), strategy)
-        topology = Topology(hosts=1, machine=cpu_host(), devices_per_host=8, stage=stage)
+        topology = ClusterTopology(hosts=1, machine=cpu_host(), devices_per_host=8, stage=stage)
         work = work_of(sampled, topology, 16)
         sent = {}
         for one in work.collectives:
@@ -165,7 +165,11 @@ def test_what_does_not_fit_is_said_with_the_figures():
     strategy = mirrored(2)
     step, batch = training_step(strategy)
     found = rx.simulate(
-        step, batch, strategy=strategy, topology=Topology(hosts=1, machine=small), hosts=(1, 2)
+        step,
+        batch,
+        strategy=strategy,
+        topology=ClusterTopology(hosts=1, machine=small),
+        hosts=(1, 2),
     )
     assert found.chosen.limit == "does not fit"
     assert found.chosen.largest_model < 1
@@ -176,7 +180,7 @@ def test_the_largest_batch_is_about_what_fits():
     host = cpu_host(memory_bytes=1.5e6, shared_compute=False)
     strategy = mirrored(2)
     step, batch = training_step(strategy)
-    topology = Topology(hosts=1, machine=host, devices_per_host=8)
+    topology = ClusterTopology(hosts=1, machine=host, devices_per_host=8)
     most = rx.simulate(
         step, batch, strategy=strategy, topology=topology, hosts=()
     ).chosen.largest_batch
@@ -186,7 +190,7 @@ def test_the_largest_batch_is_about_what_fits():
 def test_devices_that_share_a_processor_share_its_memory():
     strategy = mirrored(2)
     step, batch = training_step(strategy)
-    topology = Topology(hosts=1, machine=cpu_host(), devices_per_host=8)
+    topology = ClusterTopology(hosts=1, machine=cpu_host(), devices_per_host=8)
     found = rx.simulate(step, batch, strategy=strategy, topology=topology, hosts=())
     assert found.chosen.capacity == 1e10 / 8
 
@@ -229,13 +233,13 @@ def test_a_step_of_one_batch_size_is_refused_for_another():
     with pytest.raises(SimulationError, match="has 4 examples a replica here, and cannot be"):
         rx.simulate(step, batch, strategy=strategy, topology=POD, batch="global")
     found = rx.simulate(step, batch, strategy=strategy, topology=POD)
-    assert any("cannot be traced with 64 examples" in note for note in found.notes)
+    assert any("cannot be traced with 32 examples" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
-        ({"topology": 64}, TypeError, "topology is 64; expected a Topology"),
+        ({"topology": 64}, TypeError, "topology is 64; expected a ClusterTopology"),
         ({"batch": "both"}, ValueError, "batch is 'both'; expected 'per_replica' or 'global'"),
         ({"hosts": (0,)}, ValueError, r"hosts is \(0,\); expected ints of 1 or more"),
     ],
@@ -280,7 +284,7 @@ def test_pieces_divide_the_work_of_a_replica():
             step,
             batch,
             strategy=strategy,
-            topology=Topology(hosts=1, machine="tpu-v5e", logical_devices=pieces),
+            topology=ClusterTopology(hosts=1, machine="tpu-v5e", logical_devices=pieces),
             hosts=(),
         ).chosen
         for pieces in (1, 2)

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from replicax.costs.collectives import LOGICAL_DEVICES, Collective
-from replicax.costs.machines import Curve, Link, Machine, Topology
+from replicax.costs.machines import ClusterTopology, Curve, Link, Machine
 from replicax.costs.timing import Product, StepTime, Work, collective_time, step_time
 
 MB = 1_000_000
@@ -43,7 +43,7 @@ def permute(num_bytes, size):
 
 
 def on(machine, hosts=1, **rest):
-    return Topology(hosts=hosts, machine=machine, **rest)
+    return ClusterTopology(hosts=hosts, machine=machine, **rest)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import replicax as rx
 from replicax.core.errors import ReplicaxError
-from replicax.costs.machines import MACHINES, Machine, Stage, Topology, machine_of
+from replicax.costs.machines import MACHINES, ClusterTopology, Machine, Stage, machine_of
 from replicax.costs.simulate import HOSTS, Batch, Simulation
 
 FUNCTION = "step_to_simulate"
@@ -110,7 +110,7 @@ def simulate(
     itself does not either.
     """
     try:
-        topology = Topology(
+        topology = ClusterTopology(
             hosts[0], _machine(machine), logical_devices=logical_devices, stage=cast(Stage, stage)
         )
     except ValueError as error:
@@ -139,7 +139,7 @@ def _machine(name: str) -> Machine:
 
 def simulation_of(
     script: Path,
-    topology: Topology,
+    topology: ClusterTopology,
     *,
     hosts: Sequence[int],
     batch: Batch,

@@ -1,12 +1,12 @@
 """What a step sends, keeps and computes, told from its program without running it.
 
-Its own facade: ``rx.costs.Topology(hosts=64, machine="dgx-h100")``. The package itself imports the
-modules.
+Its own facade: ``rx.costs.ClusterTopology(hosts=64, machine="dgx-h100")``. The package itself
+imports the modules.
 """
 
-from replicax.costs.machines import MACHINES, Curve, Link, Machine, Topology
+from replicax.costs.machines import MACHINES, ClusterTopology, Curve, Link, Machine
 from replicax.costs.search_layout import LayoutSearch
-from replicax.costs.simulate import Prediction, Simulation
+from replicax.costs.simulate import Simulation, StepPrediction
 
 __all__ = [
     "Curve",
@@ -14,7 +14,7 @@ __all__ = [
     "Link",
     "MACHINES",
     "Machine",
-    "Prediction",
+    "StepPrediction",
     "Simulation",
-    "Topology",
+    "ClusterTopology",
 ]

@@ -163,7 +163,7 @@ class Machine:
         ...     within=rx.costs.Link(bandwidth=25e9, latency=5e-6),
         ...     between=rx.costs.Link(bandwidth=1.25e9, latency=30e-6),
         ... )
-        >>> rx.costs.Topology(hosts=4, machine=machine).num_devices
+        >>> rx.costs.ClusterTopology(hosts=4, machine=machine).num_devices
         8
     """
 
@@ -217,7 +217,7 @@ class Machine:
         if not 0 <= self.overlap <= 1:
             raise ValueError(f"overlap is {self.overlap!r}; expected a part of 1, or 0.")
 
-    def flops_per_second(self, dtype: str, flops: float) -> float:
+    def _flops_per_second(self, dtype: str, flops: float) -> float:
         """What one device reaches in a product of so many operations.
 
         Args:
@@ -230,7 +230,7 @@ class Machine:
         peak = self.peak_flops.get(dtype, self.peak_flops["float32"])
         return (peak.at(flops) if isinstance(peak, Curve) else peak) * self.compute_efficiency
 
-    def bytes_per_second(self, size: float) -> float:
+    def _bytes_per_second(self, size: float) -> float:
         """What one device reaches in reading and writing.
 
         Args:
@@ -333,7 +333,7 @@ def _rate_of(value: Any) -> float | Curve:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Topology:
+class ClusterTopology:
     """Hosts of one type, and how the replicas of a step are laid over their devices.
 
     Args:
@@ -350,7 +350,7 @@ class Topology:
 
     Example:
         >>> import replicax as rx
-        >>> pod = rx.costs.Topology(hosts=64, machine="dgx-h100", stage=1)
+        >>> pod = rx.costs.ClusterTopology(hosts=64, machine="dgx-h100", stage=1)
         >>> pod.num_devices, pod.num_replicas
         (512, 512)
     """
@@ -366,21 +366,21 @@ class Topology:
         """Checks the arguments."""
         object.__setattr__(self, "machine", machine_of(self.machine))
         if self.devices_per_host is None:
-            object.__setattr__(self, "devices_per_host", self.type_of_host.devices_per_host)
+            object.__setattr__(self, "devices_per_host", self._type_of_host.devices_per_host)
         for name in ("hosts", "devices_per_host", "logical_devices", "workers_per_host"):
             _require_count(name, getattr(self, name))
         if isinstance(self.stage, bool) or self.stage not in (0, 1, 2, 3):
             raise ValueError(f"stage is {self.stage!r}; expected 0, 1, 2 or 3.")
-        most = self.type_of_host.devices_per_host
-        if self.devices_on_host > most and not self.type_of_host.shared_compute:
+        most = self._type_of_host.devices_per_host
+        if self._devices_on_host > most and not self._type_of_host.shared_compute:
             raise ValueError(
                 f"devices_per_host is {self.devices_per_host}, but a host of type "
-                f"{self.type_of_host.name!r} has {most}. Use more hosts."
+                f"{self._type_of_host.name!r} has {most}. Use more hosts."
             )
-        if self.devices_on_host % self.workers_per_host:
+        if self._devices_on_host % self.workers_per_host:
             raise ValueError(
-                f"{self.devices_on_host} devices on each host do not divide among "
-                f"{self.workers_per_host} workers. Use a divisor of {self.devices_on_host}."
+                f"{self._devices_on_host} devices on each host do not divide among "
+                f"{self.workers_per_host} workers. Use a divisor of {self._devices_on_host}."
             )
         if self.num_devices % self.logical_devices:
             raise ValueError(
@@ -390,13 +390,13 @@ class Topology:
             )
 
     @property
-    def type_of_host(self) -> Machine:
+    def _type_of_host(self) -> Machine:
         """The machine, where it was given by its name too."""
         assert isinstance(self.machine, Machine)
         return self.machine
 
     @property
-    def devices_on_host(self) -> int:
+    def _devices_on_host(self) -> int:
         """How many devices of each host are used."""
         assert self.devices_per_host is not None
         return self.devices_per_host
@@ -404,7 +404,7 @@ class Topology:
     @property
     def num_devices(self) -> int:
         """How many devices there are on all hosts."""
-        return self.hosts * self.devices_on_host
+        return self.hosts * self._devices_on_host
 
     @property
     def num_replicas(self) -> int:
@@ -419,7 +419,7 @@ class Topology:
 
         Example:
             >>> import replicax as rx
-            >>> rx.costs.Topology(hosts=8, machine="tpu-v5e", logical_devices=2).describe()
+            >>> rx.costs.ClusterTopology(hosts=8, machine="tpu-v5e", logical_devices=2).describe()
             '32 replicas of 2 logical devices on 8 hosts of type tpu-v5e, nothing split'
         """
         hosts = "1 host" if self.hosts == 1 else f"{self.hosts:,} hosts"
@@ -427,7 +427,7 @@ class Topology:
         if self.logical_devices > 1:
             replicas += f" of {self.logical_devices} logical devices"
         held = ("nothing", "slots", "slots and gradients", "slots, gradients and parameters")
-        return f"{replicas} on {hosts} of type {self.type_of_host.name}, {held[self.stage]} split"
+        return f"{replicas} on {hosts} of type {self._type_of_host.name}, {held[self.stage]} split"
 
 
 def machine_of(machine: Machine | str) -> Machine:

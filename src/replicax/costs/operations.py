@@ -80,12 +80,12 @@ def read_operations(jaxpr: Any) -> Operations:
         >>> [(product.flops, product.dtype) for product in found.products], found.elements
         ([(2048, 'float32')], 256.0)
     """
-    walk = _Walk()
+    walk = _OperationsWalk()
     walk.run(open_jaxpr(jaxpr), 1)
     return walk.result()
 
 
-class _Walk:
+class _OperationsWalk:
     def __init__(self) -> None:
         self._products: dict[Product, float] = {}
         self._elements = self._moved = self._strided = 0.0
@@ -101,7 +101,7 @@ class _Walk:
         """Of what was found so far, to choose among branches."""
         return sum(p.flops * count for p, count in self._products.items()) + self._elements
 
-    def add(self, other: _Walk, times: float) -> None:
+    def add(self, other: _OperationsWalk, times: float) -> None:
         for product, count in other._products.items():
             self._products[product] = self._products.get(product, 0.0) + times * count
         self._elements += times * other._elements
@@ -164,8 +164,8 @@ class _Walk:
         self._elements += times * weight * _size(eqn.outvars)
 
 
-def _alone(jaxpr: Any) -> _Walk:
-    walk = _Walk()
+def _alone(jaxpr: Any) -> _OperationsWalk:
+    walk = _OperationsWalk()
     walk.run(jaxpr, 1)
     return walk
 

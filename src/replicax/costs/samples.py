@@ -26,7 +26,7 @@ from replicax.strategies.base import Strategy
 from replicax.values.distributed import PerReplica
 from replicax.values.leaves import Leaf, leaf_kind
 
-_MUCH = 16
+_MUCH = 8
 """In a small batch gradients need the most memory, in one so many times as large activations."""
 
 _MOST_COMPILED = 4

@@ -35,8 +35,8 @@ import math
 
 from replicax.backend.collectives import PACKED_BELOW
 from replicax.costs.collectives import LOGICAL_DEVICES, REPLICAS, Collective
-from replicax.costs.machines import Topology
-from replicax.costs.program import IN_PARTS, State, StepProgram
+from replicax.costs.machines import ClusterTopology
+from replicax.costs.program import IN_PARTS, StepProgram, StepState
 from replicax.costs.samples import Sample, SampledStep
 from replicax.costs.timing import Work
 
@@ -67,7 +67,7 @@ class DeviceMemory:
         return sum(getattr(self, field.name) for field in dataclasses.fields(self))
 
 
-def work_of(step: SampledStep, topology: Topology, batch: int) -> Work:
+def work_of(step: SampledStep, topology: ClusterTopology, batch: int) -> Work:
     """What one device does.
 
     Args:
@@ -99,7 +99,7 @@ def work_of(step: SampledStep, topology: Topology, batch: int) -> Work:
     )
 
 
-def memory_of(step: SampledStep, topology: Topology, batch: int) -> DeviceMemory:
+def memory_of(step: SampledStep, topology: ClusterTopology, batch: int) -> DeviceMemory:
     """What one device holds.
 
     Args:
@@ -136,7 +136,7 @@ def _scattered(trained: float, stage: int, replicas: int) -> float:
     return trained * (1 - 1 / replicas) if stage >= 2 else 0.0
 
 
-def _bytes_of(state: State, replicas: int, is_split: bool, stage: int) -> float:
+def _bytes_of(state: StepState, replicas: int, is_split: bool, stage: int) -> float:
     """What one device holds of a variable or slot."""
     itemsize = state.num_bytes // max(math.prod(state.shape), 1)
     size = math.prod(state.shape)
@@ -147,14 +147,16 @@ def _bytes_of(state: State, replicas: int, is_split: bool, stage: int) -> float:
     return state.num_bytes if state.layout == IN_PARTS else state.device_bytes
 
 
-def _trainable(program: StepProgram) -> list[State]:
+def _trainable(program: StepProgram) -> list[StepState]:
     return [one for one in program.state if one.is_trainable and one.is_written]
 
 
 # -- collectives ---------------------------------------------------------------------------------
 
 
-def _collectives(step: SampledStep, sample: Sample, topology: Topology) -> tuple[Collective, ...]:
+def _collectives(
+    step: SampledStep, sample: Sample, topology: ClusterTopology
+) -> tuple[Collective, ...]:
     program, replicas = sample.program, topology.num_replicas
     # XLA may have put some together, or left some out, whatever the batch
     found = list(step.at_hand.collectives if sample.batch == step.batch else program.collectives)

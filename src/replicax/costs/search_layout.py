@@ -10,9 +10,9 @@ from typing import Any
 
 from replicax.core.shown import Rows, as_size
 from replicax.costs.figures import Report, count, duration
-from replicax.costs.machines import Machine, Stage, Topology, machine_of
+from replicax.costs.machines import ClusterTopology, Machine, Stage, machine_of
 from replicax.costs.samples import SampledStep
-from replicax.costs.simulate import Batch, Prediction, notes_on, predict
+from replicax.costs.simulate import Batch, StepPrediction, notes_on, predict
 from replicax.strategies.base import Strategy
 
 STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
@@ -32,8 +32,8 @@ class LayoutSearch(Report):
 
     name: str
     machine: Machine
-    layouts: tuple[Prediction, ...]
-    too_large: tuple[Prediction, ...]
+    layouts: tuple[StepPrediction, ...]
+    too_large: tuple[StepPrediction, ...]
     notes: tuple[str, ...]
 
     def to_json(self) -> str:
@@ -66,7 +66,7 @@ class LayoutSearch(Report):
         return [f"no layout fits; the smallest: {self.too_large[0].describe()}", *self.notes]
 
 
-def _row(one: Prediction) -> tuple[str, ...]:
+def _row(one: StepPrediction) -> tuple[str, ...]:
     return (
         count(one.topology.hosts),
         count(one.topology.num_replicas),
@@ -135,7 +135,7 @@ def search_layout(
     used = machine.devices_per_host if devices_per_host is None else devices_per_host
     sampled = SampledStep(step, args, strategy)
     found = [
-        predict(sampled, Topology(number, machine, used, pieces, stage), batch)
+        predict(sampled, ClusterTopology(number, machine, used, pieces, stage), batch)
         for number, pieces, stage in itertools.product(numbers, logical_devices, stages)
         if number * used % pieces == 0 and (stage == 0 or number * used > pieces)
     ]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from replicax.core.shown import Rows, as_size
 from replicax.costs.curves import efficiency_plot
 from replicax.costs.figures import Report, count, duration
-from replicax.costs.machines import Machine, Topology
+from replicax.costs.machines import ClusterTopology, Machine
 from replicax.costs.samples import SampledStep
 from replicax.costs.scaling import DeviceMemory, memory_of, work_of
 from replicax.costs.timing import Limit, StepTime, step_time
@@ -32,7 +32,7 @@ Batch = Literal["per_replica", "global"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Prediction:
+class StepPrediction:
     """A step on one topology.
 
     Attributes:
@@ -43,7 +43,7 @@ class Prediction:
         memory: What one device holds.
         capacity: What it could hold.
         largest_batch: The most examples of a replica that fit beside the variables: an estimate
-            from the batch at hand and one 16 times as large.
+            from the batch at hand and one 8 times as large.
         largest_model: How many times as large variables, slots and gradients could be.
         efficiency: The examples (or steps) a second of each device, as a part of those on the
             fewest hosts that were asked for.
@@ -52,7 +52,7 @@ class Prediction:
             for a part of its program.
     """
 
-    topology: Topology
+    topology: ClusterTopology
     batch: int
     global_batch: int
     time: StepTime
@@ -94,8 +94,8 @@ class Prediction:
         topology, time = self.topology, self.time
         return {
             "hosts": topology.hosts,
-            "devices_per_host": topology.devices_on_host,
-            "machine": topology.type_of_host.name,
+            "devices_per_host": topology._devices_on_host,
+            "machine": topology._type_of_host.name,
             "replicas": topology.num_replicas,
             "logical_devices": topology.logical_devices,
             "stage": topology.stage,
@@ -141,12 +141,12 @@ class Simulation(Report):
     name: str
     machine: Machine
     batch: Batch
-    predictions: tuple[Prediction, ...]
-    chosen: Prediction
+    predictions: tuple[StepPrediction, ...]
+    chosen: StepPrediction
     notes: tuple[str, ...]
 
     @property
-    def first_limit(self) -> Prediction | None:
+    def first_limit(self) -> StepPrediction | None:
         """With the fewest hosts, what does not fit or scales badly; None if all goes well."""
         return next(
             (one for one in self.predictions if not one.fits or one.efficiency < GOOD_EFFICIENCY),
@@ -233,7 +233,7 @@ _COLUMNS = (
 )
 
 
-def row_of(one: Prediction) -> tuple[str, ...]:
+def row_of(one: StepPrediction) -> tuple[str, ...]:
     """The figures of a prediction, as a table shows them."""
     time = one.time
     seconds = (time.compute, time.memory, time.exposed, time.hidden, time.input, time.launch)
@@ -252,7 +252,7 @@ def row_of(one: Prediction) -> tuple[str, ...]:
 def simulate(
     step: Callable[..., Any],
     *args: Any,
-    topology: Topology,
+    topology: ClusterTopology,
     strategy: Strategy | None = None,
     hosts: Sequence[int] = HOSTS,
     batch: Batch = "per_replica",
@@ -295,17 +295,17 @@ def simulate(
         ... def step(x):
         ...     w.assign_sub(strategy.run(replica_step, args=(x,)))
         >>> x = strategy.distribute_batch(np.ones((8, 64), np.float32))
-        >>> pod = rx.costs.Topology(hosts=64, machine="dgx-h100")
+        >>> pod = rx.costs.ClusterTopology(hosts=64, machine="dgx-h100")
         >>> found = rx.simulate(step, x, topology=pod, hosts=(1, 1024))
         >>> [(one.topology.num_replicas, one.limit) for one in found.predictions]
         [(8, 'latency'), (512, 'latency'), (8192, 'latency')]
         >>> found.chosen.memory.variables  # 64 * 64 numbers of 4 bytes
         16384
     """
-    if not isinstance(topology, Topology):
+    if not isinstance(topology, ClusterTopology):
         raise TypeError(
-            f"topology is {topology!r}; expected a Topology: "
-            "rx.costs.Topology(hosts=64, machine='dgx-h100')."
+            f"topology is {topology!r}; expected a ClusterTopology: "
+            "rx.costs.ClusterTopology(hosts=64, machine='dgx-h100')."
         )
     if batch not in ("per_replica", "global"):
         raise ValueError(f"batch is {batch!r}; expected 'per_replica' or 'global'.")
@@ -317,7 +317,7 @@ def simulate(
     found = predict_all(sampled, topologies, batch, examples_per_second)
     return Simulation(
         sampled.at_hand.name,
-        topology.type_of_host,
+        topology._type_of_host,
         batch,
         tuple(found),
         found[numbers.index(topology.hosts)],
@@ -327,10 +327,10 @@ def simulate(
 
 def predict_all(
     sampled: SampledStep,
-    topologies: Sequence[Topology],
+    topologies: Sequence[ClusterTopology],
     batch: Batch,
     examples_per_second: float = math.inf,
-) -> list[Prediction]:
+) -> list[StepPrediction]:
     """A prediction for each topology; the first is what efficiencies are parts of."""
     found = [predict(sampled, one, batch, examples_per_second) for one in topologies]
     rates = [one.examples_per_second / one.topology.num_devices for one in found]
@@ -343,22 +343,25 @@ def predict_all(
 
 
 def predict(
-    sampled: SampledStep, topology: Topology, batch: Batch, examples_per_second: float = math.inf
-) -> Prediction:
+    sampled: SampledStep,
+    topology: ClusterTopology,
+    batch: Batch,
+    examples_per_second: float = math.inf,
+) -> StepPrediction:
     """A step on one topology; its efficiency is not known."""
     share, whole = _share(sampled, topology, batch)
     work = work_of(sampled, topology, share)
     memory = memory_of(sampled, topology, share)
-    on_host = share * topology.devices_on_host / topology.logical_devices
+    on_host = share * topology._devices_on_host / topology.logical_devices
     time = step_time(work, topology, examples=on_host, examples_per_second=examples_per_second)
-    machine = topology.type_of_host
-    sharing = topology.devices_on_host if machine.shared_compute else 1
+    machine = topology._type_of_host
+    sharing = topology._devices_on_host if machine.shared_compute else 1
     capacity = machine.memory_bytes / sharing
     is_estimated = (
         topology.stage != sampled.stage
         or topology.logical_devices != sampled.at_hand.num_logical_devices
     )
-    return Prediction(
+    return StepPrediction(
         topology,
         share,
         whole,
@@ -373,7 +376,7 @@ def predict(
     )
 
 
-def _share(sampled: SampledStep, topology: Topology, batch: Batch) -> tuple[int, int]:
+def _share(sampled: SampledStep, topology: ClusterTopology, batch: Batch) -> tuple[int, int]:
     """The examples of a replica, the largest share, and of all replicas."""
     if not sampled.batch:
         return 0, 0
@@ -385,7 +388,7 @@ def _share(sampled: SampledStep, topology: Topology, batch: Batch) -> tuple[int,
 
 def _largest_batch(
     sampled: SampledStep,
-    topology: Topology,
+    topology: ClusterTopology,
     batch: int,
     memory: DeviceMemory,
     capacity: float,
@@ -415,7 +418,7 @@ def _largest_model(memory: DeviceMemory, capacity: float) -> float:
     return max((capacity - stays) / grows, 0.0) if grows else math.inf
 
 
-def notes_on(sampled: SampledStep, found: Sequence[Prediction]) -> list[str]:
+def notes_on(sampled: SampledStep, found: Sequence[StepPrediction]) -> list[str]:
     """What is assumed for a step, where that may matter."""
     notes = list(sampled.notes)
     if sampled.at_hand.arithmetic.is_at_least:

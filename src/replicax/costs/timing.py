@@ -1,7 +1,7 @@
 r"""How long a step takes on machines of which only the figures are known.
 
-Pure arithmetic over a description of the work of one device and a `Topology`; nothing here knows a
-program, or touches JAX. The model, with the names of `costs.machines`:
+Pure arithmetic over a description of the work of one device and a `ClusterTopology`; nothing here
+knows a program, or touches JAX. The model, with the names of `costs.machines`:
 
 **Computation** is a roofline for each operation. A product of matrices takes the larger of ``flops
 / peak`` and ``bytes / bandwidth``. What moves data (reductions, gathers) takes ``bytes /
@@ -45,7 +45,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from replicax.costs.collectives import LOGICAL_DEVICES, Collective
-from replicax.costs.machines import FRESH_FROM, Link, Machine, Topology
+from replicax.costs.machines import FRESH_FROM, ClusterTopology, Link, Machine
 
 Limit = Literal["compute", "memory", "link", "latency", "input", "launch"]
 
@@ -200,7 +200,11 @@ class StepTime:
 
 
 def step_time(
-    work: Work, topology: Topology, *, examples: float = 0.0, examples_per_second: float = math.inf
+    work: Work,
+    topology: ClusterTopology,
+    *,
+    examples: float = 0.0,
+    examples_per_second: float = math.inf,
 ) -> StepTime:
     """How long a step takes.
 
@@ -213,8 +217,8 @@ def step_time(
     Returns:
         The parts of the time.
     """
-    machine = topology.type_of_host
-    sharing = topology.devices_on_host if machine.shared_compute else 1
+    machine = topology._type_of_host
+    sharing = topology._devices_on_host if machine.shared_compute else 1
     compute, memory = _computation(work, machine, sharing)
     travels = [
         (travel, collective.times)
@@ -228,7 +232,7 @@ def step_time(
     hidden = min(machine.overlap * (compute + memory), max(total.seconds - last, 0.0))
     device = compute + memory + total.seconds - hidden
     workers = topology.workers_per_host if machine.shared_compute else 1
-    others = topology.devices_on_host - workers
+    others = topology._devices_on_host - workers
     launch = workers * machine.launch_seconds + others * machine.launch_seconds_per_device
     if not machine.shared_compute:
         launch = max(launch - device, 0.0)
@@ -249,9 +253,9 @@ def step_time(
 def _computation(work: Work, machine: Machine, sharing: int) -> tuple[float, float]:
     """Seconds limited by operations, and by memory; of so many devices that share a processor."""
     compute = memory = 0.0
-    bandwidth = machine.bytes_per_second(sharing * work.used_bytes)
+    bandwidth = machine._bytes_per_second(sharing * work.used_bytes)
     for product in work.products:
-        operations = product.flops / machine.flops_per_second(product.dtype, product.flops)
+        operations = product.flops / machine._flops_per_second(product.dtype, product.flops)
         transport = product.num_bytes / bandwidth
         if operations >= transport:
             compute += product.count * operations
@@ -288,7 +292,7 @@ class _Level:
     sharing: int = 1
 
 
-def collective_time(collective: Collective, topology: Topology) -> Travel:
+def collective_time(collective: Collective, topology: ClusterTopology) -> Travel:
     """How long one execution of a collective takes.
 
     Args:
@@ -305,38 +309,38 @@ def collective_time(collective: Collective, topology: Topology) -> Travel:
         >>> machine = Machine(name="x", peak_flops={"float32": 1e12}, memory_bandwidth=1e11,
         ...                   memory_bytes=1e10, devices_per_host=4, within=link, between=link)
         >>> small = Collective("all-reduce", (4,), ("float32",), group_size=4)
-        >>> travel = collective_time(small, Topology(hosts=1, machine=machine))
+        >>> travel = collective_time(small, ClusterTopology(hosts=1, machine=machine))
         >>> round(travel.latency * 1e6, 3)  # the two trees: 4 messages
         4.0
     """
     if collective.group_size <= 1:
         return Travel()
-    machine = topology.type_of_host
+    machine = topology._type_of_host
     base = Travel(latency=machine.collective_seconds)
     if machine.shared_compute:
         return base.plus(_in_shared_memory(collective, topology))
     return base.plus(_over_levels(collective, _levels(collective, topology)))
 
 
-def _in_shared_memory(collective: Collective, topology: Topology) -> Travel:
+def _in_shared_memory(collective: Collective, topology: ClusterTopology) -> Travel:
     """Between devices of one processor, and then between the hosts or processes that have them."""
-    machine = topology.type_of_host
+    machine = topology._type_of_host
     size = collective.group_size
     apart = machine.between_workers if topology.workers_per_host > 1 else None
     if topology.hosts > 1:
         return _over_levels(collective, _levels(collective, topology))
     link = apart or machine.within
     traffic = collective.ring()
-    groups = max(topology.devices_on_host // size, 1)
+    groups = max(topology._devices_on_host // size, 1)
     num_messages = size * collective.num_operands  # XLA's CPU client sends one after the other
     return Travel(num_messages * link.latency, groups * size * traffic.num_bytes / link.bandwidth)
 
 
-def _levels(collective: Collective, topology: Topology) -> list[_Level]:
+def _levels(collective: Collective, topology: ClusterTopology) -> list[_Level]:
     """The links that the group of a collective reaches over, the innermost first."""
-    machine, size = topology.type_of_host, collective.group_size
+    machine, size = topology._type_of_host, collective.group_size
     linked_hosts = min(machine.linked_hosts, topology.hosts)
-    linked = linked_hosts * topology.devices_on_host
+    linked = linked_hosts * topology._devices_on_host
     if collective.over == LOGICAL_DEVICES:
         inside, sharing = min(size, linked), max(linked // size, 1)
     else:  # one device of each replica: there are as many such groups as devices in a replica
