@@ -9,6 +9,7 @@ from website.pictures import (
     engine,
     logical_devices,
     parameter_servers,
+    simulated_hosts,
     step,
     variables,
 )
@@ -20,6 +21,7 @@ FOLDER = pathlib.Path(__file__).parents[2] / "docs" / "pictures"
 def drawings() -> dict[str, Picture]:
     """Each picture by the name of its file."""
     modules = [
-        batch, benchmark, contexts, engine, logical_devices, parameter_servers, step, variables,
+        batch, benchmark, contexts, engine, logical_devices, parameter_servers, simulated_hosts,
+        step, variables,
     ]  # fmt: skip
     return {module.__name__.rpartition(".")[2]: module.draw() for module in modules}
