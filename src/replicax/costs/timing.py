@@ -194,7 +194,9 @@ class StepTime:
             ('link', None)
         """
         before = other.parts
-        grown = {part: seconds - before[part] for part, seconds in self.parts.items()}
+        grown: dict[Limit, float] = {
+            part: seconds - before[part] for part, seconds in self.parts.items()
+        }
         most = max(grown, key=grown.__getitem__)
         return most if grown[most] > 0 else None
 
