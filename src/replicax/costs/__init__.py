@@ -9,12 +9,12 @@ from replicax.costs.search_layout import LayoutSearch
 from replicax.costs.simulate import Simulation, StepPrediction
 
 __all__ = [
+    "ClusterTopology",
     "Curve",
     "LayoutSearch",
     "Link",
     "MACHINES",
     "Machine",
-    "StepPrediction",
     "Simulation",
-    "ClusterTopology",
+    "StepPrediction",
 ]

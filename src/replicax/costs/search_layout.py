@@ -28,6 +28,15 @@ class LayoutSearch(Report):
         layouts: Those that fit, in the order of examples a second.
         too_large: Those that do not fit, the smallest first.
         notes: What the figures assume, for this step.
+
+    Example:
+        >>> import replicax as rx
+        >>> two = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> step = rx.function(lambda x: rx.get_replica_context().all_reduce("SUM", x))
+        >>> x = two.distribute_batch([1.0, 2.0])
+        >>> found = rx.search_layout(step, x, machine="dgx-a100", stages=(0,), strategy=two)
+        >>> found.layouts[0].topology.describe()
+        '8 replicas on 1 host of type dgx-a100, nothing split'
     """
 
     name: str

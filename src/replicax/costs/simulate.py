@@ -50,6 +50,16 @@ class StepPrediction:
         slowed_by: What makes the step longer than on the fewest hosts, or None.
         is_estimated: Whether the layout is another one than that of the step, so that rules stand
             for a part of its program.
+
+    Example:
+        >>> import replicax as rx
+        >>> two = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> step = rx.function(lambda x: rx.get_replica_context().all_reduce("SUM", x))
+        >>> host = rx.costs.ClusterTopology(hosts=1, machine="dgx-a100")
+        >>> x = two.distribute_batch([1.0, 2.0])
+        >>> chosen = rx.simulate(step, x, topology=host, strategy=two, hosts=()).chosen
+        >>> chosen.fits, chosen.limit, chosen.batch, chosen.global_batch
+        (True, 'latency', 1, 8)
     """
 
     topology: ClusterTopology
@@ -136,6 +146,16 @@ class Simulation(Report):
         predictions: One for each number of hosts, the fewest first.
         chosen: The one of the topology that was asked for.
         notes: What the figures leave out or assume, for this step.
+
+    Example:
+        >>> import replicax as rx
+        >>> two = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> step = rx.function(lambda x: rx.get_replica_context().all_reduce("SUM", x))
+        >>> pods = rx.costs.ClusterTopology(hosts=8, machine="dgx-a100")
+        >>> x = two.distribute_batch([1.0, 2.0])
+        >>> found = rx.simulate(step, x, topology=pods, strategy=two, hosts=(1, 8))
+        >>> found.first_limit.topology.hosts, found.first_limit.slowed_by
+        (8, 'latency')
     """
 
     name: str
