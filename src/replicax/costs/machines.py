@@ -482,34 +482,64 @@ _NOMINAL = "efficiencies, overlap, launch: nominal"
 _NVLINK_HOP, _NETWORK_HOP, _NCCL_BASE = 3.4e-6, 14e-6, 8.4e-6
 
 
-def _gpu_host(
-    name: str,
-    *,
-    float32: float,
-    half: float,
-    vector: float,
-    memory: tuple[float, float],
-    nvlink: float,
-    network: float,
-    host_link: float,
-    source: str,
-) -> Machine:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Gpu:
+    """One GPU, by its data sheet: operations a second, memory, and links in one direction."""
+
+    sheet: str
+    float32: float
+    half: float
+    vector: float
+    memory: tuple[float, float]
+    nvlink: float
+    host_link: float
+
+
+_A100 = _Gpu(
+    "NVIDIA A100 Tensor Core GPU data sheet (80GB SXM, dense, TF32 for products of float32; NVLink "
+    "600 GB/s in both directions)",
+    float32=156e12,
+    half=312e12,
+    vector=19.5e12,
+    memory=(80e9, 2039e9),
+    nvlink=300e9,
+    host_link=32e9,
+)
+_A100_40GB = dataclasses.replace(
+    _A100, sheet=_A100.sheet.replace("80GB", "40GB"), memory=(40e9, 1555e9)
+)
+_H100 = _Gpu(
+    "NVIDIA H100 Tensor Core GPU data sheet (SXM, dense, TF32 for products of float32; NVLink "
+    "900 GB/s in both directions)",
+    float32=494.5e12,
+    half=989e12,
+    vector=67e12,
+    memory=(80e9, 3350e9),
+    nvlink=450e9,
+    host_link=64e9,
+)
+_H200 = dataclasses.replace(
+    _H100, sheet=_H100.sheet.replace("H100", "H200"), memory=(141e9, 4800e9)
+)
+
+
+def _gpu_host(name: str, gpu: _Gpu, network: float, source: str) -> Machine:
     return Machine(
         name=name,
-        peak_flops={"float32": float32, "bfloat16": half, "float16": half},
-        memory_bytes=memory[0],
-        memory_bandwidth=memory[1],
-        vector_flops=vector,
+        peak_flops={"float32": gpu.float32, "bfloat16": gpu.half, "float16": gpu.half},
+        memory_bytes=gpu.memory[0],
+        memory_bandwidth=gpu.memory[1],
+        vector_flops=gpu.vector,
         devices_per_host=8,
-        within=Link(nvlink, _NVLINK_HOP),
+        within=Link(gpu.nvlink, _NVLINK_HOP),
         between=Link(network, _NETWORK_HOP),
-        host_link=host_link,
+        host_link=gpu.host_link,
         compute_efficiency=0.5,
         memory_efficiency=0.8,
         overlap=0.8,
         launch_seconds=50e-6,
         collective_seconds=_NCCL_BASE,
-        source=f"{source}; {_NCCL}; {_NOMINAL}",
+        source=f"{gpu.sheet}; {source}; {_NCCL}; {_NOMINAL}",
     )
 
 
@@ -549,81 +579,11 @@ def _tpu_host(
 
 
 _HOSTS: Sequence[Machine] = (
-    _gpu_host(
-        "aws-p4d",
-        float32=156e12,
-        half=312e12,
-        vector=19.5e12,
-        memory=(40e9, 1555e9),
-        nvlink=300e9,
-        network=50e9,
-        host_link=32e9,
-        source=(
-            "NVIDIA A100 Tensor Core GPU data sheet (A100 40GB SXM, dense, TF32 for "
-            "products of float32; NVLink 600 GB/s in both directions); "
-            "Amazon EC2 P4 instances (400 Gb/s)"
-        ),
-    ),
-    _gpu_host(
-        "aws-p5",
-        float32=494.5e12,
-        half=989e12,
-        vector=67e12,
-        memory=(80e9, 3350e9),
-        nvlink=450e9,
-        network=400e9,
-        host_link=64e9,
-        source=(
-            "NVIDIA H100 Tensor Core GPU data sheet (SXM, dense, TF32 for "
-            "products of float32; NVLink 900 GB/s in both directions); "
-            "Amazon EC2 P5 instances (3,200 Gb/s)"
-        ),
-    ),
-    _gpu_host(
-        "dgx-a100",
-        float32=156e12,
-        half=312e12,
-        vector=19.5e12,
-        memory=(80e9, 2039e9),
-        nvlink=300e9,
-        network=200e9,
-        host_link=32e9,
-        source=(
-            "NVIDIA A100 Tensor Core GPU data sheet (A100 80GB SXM, dense, TF32 for "
-            "products of float32; NVLink 600 GB/s in both directions); "
-            "NVIDIA DGX A100 data sheet (8 x 200 Gb/s)"
-        ),
-    ),
-    _gpu_host(
-        "dgx-h100",
-        float32=494.5e12,
-        half=989e12,
-        vector=67e12,
-        memory=(80e9, 3350e9),
-        nvlink=450e9,
-        network=400e9,
-        host_link=64e9,
-        source=(
-            "NVIDIA H100 Tensor Core GPU data sheet (SXM, dense, TF32 for "
-            "products of float32; NVLink 900 GB/s in both directions); "
-            "NVIDIA DGX H100 data sheet (8 x 400 Gb/s)"
-        ),
-    ),
-    _gpu_host(
-        "dgx-h200",
-        float32=494.5e12,
-        half=989e12,
-        vector=67e12,
-        memory=(141e9, 4800e9),
-        nvlink=450e9,
-        network=400e9,
-        host_link=64e9,
-        source=(
-            "NVIDIA H200 Tensor Core GPU data sheet (SXM, dense, TF32 for "
-            "products of float32; NVLink 900 GB/s in both directions); "
-            "NVIDIA DGX H200 data sheet (8 x 400 Gb/s)"
-        ),
-    ),
+    _gpu_host("aws-p4d", _A100_40GB, 50e9, "Amazon EC2 P4 instances (400 Gb/s)"),
+    _gpu_host("aws-p5", _H100, 400e9, "Amazon EC2 P5 instances (3,200 Gb/s)"),
+    _gpu_host("dgx-a100", _A100, 200e9, "NVIDIA DGX A100 data sheet (8 x 200 Gb/s)"),
+    _gpu_host("dgx-h100", _H100, 400e9, "NVIDIA DGX H100 data sheet (8 x 400 Gb/s)"),
+    _gpu_host("dgx-h200", _H200, 400e9, "NVIDIA DGX H200 data sheet (8 x 400 Gb/s)"),
     _tpu_host(
         "tpu-v4",
         bfloat16=275e12,
