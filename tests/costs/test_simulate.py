@@ -96,8 +96,8 @@ def test_nothing_runs_and_the_step_stays_as_it_was():
     assert step.trace_count == traces
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_rules_for_another_stage_name_the_collectives_of_a_step_of_that_stage(stage):
+@pytest.mark.parametrize(("here", "stage"), [(0, 1), (0, 2), (0, 3), (1, 3), (3, 0)])
+def test_rules_for_another_stage_name_the_collectives_of_a_step_of_that_stage(here, stage):
     def kinds(at_hand):
         strategy = sharded(2, at_hand)
         step, batch = training_step(strategy)
@@ -111,13 +111,14 @@ def test_rules_for_another_stage_name_the_collectives_of_a_step_of_that_stage(st
         memory = memory_of(sampled, topology, 16)
         return sent, memory
 
-    by_rule, ruled = kinds(0)
+    by_rule, ruled = kinds(here)
     as_made, made = kinds(stage)
     assert by_rule.keys() == as_made.keys()
     for kind, num_bytes in as_made.items():
         assert by_rule[kind] == pytest.approx(num_bytes, rel=0.02)
     assert (ruled.variables, ruled.slots) == (made.variables, made.slots)
-    assert ruled.total == pytest.approx(made.total, rel=0.1)
+    # What is left of temporaries in stage 3 says little of what they would be without it.
+    assert ruled.total == pytest.approx(made.total, rel=0.3 if here == 3 else 0.1)
 
 
 def test_what_is_sent_does_not_depend_on_how_many_replicas_are_at_hand():

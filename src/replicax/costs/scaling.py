@@ -122,8 +122,8 @@ def memory_of(step: SampledStep, topology: ClusterTopology, batch: int) -> Devic
     if stage == step.stage == 3:
         temporaries = step.temporaries(batch)
     return DeviceMemory(
-        variables=sum(_bytes_of(one, replicas, stage >= 3, step.stage) for one in variables),
-        slots=sum(_bytes_of(one, replicas, stage >= 1, step.stage) for one in slots),
+        variables=sum(_bytes_of(one, replicas, stage >= 3, step.stage >= 3) for one in variables),
+        slots=sum(_bytes_of(one, replicas, stage >= 1, step.stage >= 1) for one in slots),
         arguments=program.memory.arguments,
         outputs=step.at_hand.memory.outputs,
         temporaries=max(temporaries, 0.0) * here / topology.logical_devices,
@@ -136,12 +136,20 @@ def _scattered(trained: float, stage: int, replicas: int) -> float:
     return trained * (1 - 1 / replicas) if stage >= 2 else 0.0
 
 
-def _bytes_of(state: StepState, replicas: int, is_split: bool, stage: int) -> float:
-    """What one device holds of a variable or slot."""
-    itemsize = state.num_bytes // max(math.prod(state.shape), 1)
+def _bytes_of(state: StepState, replicas: int, is_split: bool, was_split: bool) -> float:
+    """What one device holds of a variable or slot.
+
+    Args:
+        state: The variable.
+        replicas: How many replicas there are.
+        is_split: Whether variables of its kind are split.
+        was_split: Whether they are in the step at hand, so that its layout says if it is one of
+            those that are left whole.
+    """
     size = math.prod(state.shape)
-    can_be = state.layout == IN_PARTS or (stage == 0 and size >= replicas > 1)
+    itemsize = state.num_bytes // max(size, 1)
     is_split = is_split and (state.is_trainable or state.slot_of is not None)
+    can_be = state.layout == IN_PARTS if was_split else size >= replicas > 1
     if is_split and can_be:
         return -(-size // replicas) * itemsize
     return state.num_bytes if state.layout == IN_PARTS else state.device_bytes
