@@ -293,3 +293,18 @@ def test_pieces_divide_the_work_of_a_replica():
     assert cut.memory.temporaries == pytest.approx(whole.memory.temporaries / 2)
     assert cut.memory.variables == whole.memory.variables  # which this step does not cut
     assert cut.is_estimated and not whole.is_estimated
+
+
+def test_a_step_that_keeps_its_variables_needs_the_memory_of_both_with_any_batch():
+    strategy = mirrored(2)
+    donating, batch = training_step(strategy)
+    keeping = rx.function(donating.python_function, donate=False)
+    topology = ClusterTopology(hosts=1, machine=cpu_host(), devices_per_host=8)
+    totals = [
+        rx.simulate(
+            step, batch, strategy=strategy, topology=topology, hosts=(), batch="global"
+        ).chosen.memory
+        for step in (donating, keeping)
+    ]
+    state = totals[0].variables + totals[0].slots
+    assert totals[1].outputs - totals[0].outputs == pytest.approx(state, rel=0.01)

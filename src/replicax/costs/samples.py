@@ -158,7 +158,7 @@ class SampledStep:
         else:
             args = nest.map_leaves(lambda leaf: _resized(leaf, self.batch, batch), self._args)
             # One of its own: the step's own programs, and how often it was traced, stay as they are
-            fn = Function(self._function.python_function)
+            fn = self._function._with_function(self._function.python_function)
             try:
                 program = inspect_step(fn, args, strategy=self._strategy, compiles=compiles)
             except Exception as error:

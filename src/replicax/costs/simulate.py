@@ -299,8 +299,8 @@ def simulate(
 
     Raises:
         TypeError: If `topology` is none.
-        ValueError: For another `batch`, no hosts, or a step that cannot be traced for the batches
-            that follow.
+        ValueError: For another `batch`, for hosts that are no positive numbers, or a step of one
+            replica, or one that cannot be traced for the batches that follow.
 
     Example:
         >>> import numpy as np
