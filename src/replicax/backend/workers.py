@@ -14,7 +14,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
-import queue
 import re
 import threading
 import time
@@ -161,26 +160,25 @@ class Workers:
         Raises:
             WorkerLostError: If it fails, or the service is not heard of any more.
         """
-        ending: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        errors: list[Exception] = []
 
         def act() -> None:
             try:
                 action()
-                ending.put(None)
             except Exception as error:
-                ending.put(error)
+                errors.append(error)
 
-        threading.Thread(target=act, name="replicax-request", daemon=True).start()
+        request = threading.Thread(target=act, name="replicax-request", daemon=True)
+        request.start()
         while True:
-            try:
-                error = ending.get(timeout=_SLICE_SECONDS)
-            except queue.Empty as silence:
-                if not self._is_service_heard(self.timeout_seconds):
-                    raise self.lost(f"at {what}", silence) from silence
-            else:
-                if error is not None:
-                    raise self.lost(f"at {what}", error) from error
+            request.join(_SLICE_SECONDS)  # a queue's `get` may miss its time when a signal comes
+            if errors:
+                raise self.lost(f"at {what}", errors[0]) from errors[0]
+            if not request.is_alive():
                 return
+            if not self._is_service_heard(self.timeout_seconds):
+                silence = TimeoutError("the request was not answered")
+                raise self.lost(f"at {what}", silence) from silence
 
     def agree(self, what: str, message: Any, advice: str, *, beside: Any = None) -> list[Any]:
         """Raises unless all workers bring the same `message`.
