@@ -132,7 +132,7 @@ MISUSES: list[tuple[Callable[[], None], type[Exception], str]] = [
     (
         optimizers_of_which_one_scales_the_loss,
         RuntimeError,
-        "'other' applies gradients in a step where only 'sgd.*' called scale_loss",
+        "'other' applies gradients in a step where only '(?i:sgd).*' called scale_loss",
     ),
     (weight_assigned_in_a_replica, ValueError, "assign of variable 'weight' inside run"),
 ]

@@ -189,7 +189,7 @@ def predictions_in_order_of_uneven_batches() -> Any:
         model = _compiled(steps_per_execution=steps)
         ends = np.cumsum([2, 3, 4] * 3)[:7]
         parts = np.split(X, [end for end in ends if end < ROWS])
-        found[str(steps)] = model.predict((part for part in parts), verbose=0)
+        found[str(steps)] = model.predict(((part,) for part in parts), verbose=0)
     return model, found
 
 
