@@ -63,7 +63,8 @@ def test_the_table_has_every_collective_that_jax_starts_and_awaits_apart():
 
 def test_every_name_that_is_looked_through_is_one_of_jax():
     names = {primitive.name for primitive in primitives()}
-    assert set(CALLS) - names == set()
+    became_one = {"call", "closed_call"}  # since JAX 0.11: "eval_jaxpr"
+    assert set(CALLS) - names in (set(), became_one)
 
 
 def jaxpr_of(primitive, **params):

@@ -17,6 +17,7 @@ from replicax.jax_internals.programs import (
     is_ref,
     open_jaxpr,
     origin_of,
+    scan_counts,
     shaped_array,
     sub_jaxprs,
     transposed_product,
@@ -65,6 +66,30 @@ def test_call_jaxpr_is_one_equation_that_can_be_differentiated_and_mapped():
     np.testing.assert_allclose(jax.jit(fn)(0.5), [3 * np.sin(0.5), 0.5], rtol=1e-6)
     derivative = jax.jit(jax.vmap(jax.grad(lambda x: fn(x)[0])))(jnp.arange(2.0))
     np.testing.assert_allclose(derivative, 3 * np.cos([0, 1]), rtol=1e-6)
+
+
+def loop(start, rows, factor):
+    def body(carry, row):
+        return jnp.sin(carry * factor) + row, carry
+
+    return lax.scan(body, start, rows)
+
+
+def test_scan_counts_tell_what_stays_from_what_is_carried_and_from_rows():
+    arrays = jnp.ones(2), jnp.ones((5, 2)), jnp.float32(3)
+    total = lambda *args: loop(*args)[0].sum()  # noqa: E731
+    (eqn,) = jax.make_jaxpr(loop)(*arrays).eqns
+    assert scan_counts(eqn) == (1, 1)
+    gradient = jax.make_jaxpr(jax.grad(total, argnums=(0, 1, 2)))(*arrays)
+    scans = [eqn for eqn in gradient.eqns if eqn.primitive is lax.scan_p]
+    assert len(scans) == 2
+    for eqn in scans:
+        num_whole = sum(scan_counts(eqn))
+        whole, rows = eqn.invars[:num_whole], eqn.invars[num_whole:]
+        shapes = [v.aval.shape for v in whole] + [v.aval.shape[1:] for v in rows]
+        assert [v.aval.shape for v in open_jaxpr(eqn.params["jaxpr"]).invars] == shapes
+        num_carry = scan_counts(eqn)[1]
+        assert all(v.aval.shape[:1] == (5,) for v in eqn.outvars[num_carry:])
 
 
 def test_shaped_array_has_a_strong_type():

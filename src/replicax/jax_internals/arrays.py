@@ -17,6 +17,11 @@ from jax._src.array import ArrayImpl
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax.core import ShapedArray
 
+# JAX 0.11 and newer have no checks to skip here.
+_UNCHECKED = (
+    {"_skip_checks": True} if "_skip_checks" in str(xla_client.array_result_handler.__doc__) else {}
+)
+
 ConcreteArray = ArrayImpl  # the type of every concrete array; `jax.Array` only abstracts it
 
 is_committed: Callable[[jax.Array], bool]
@@ -31,7 +36,7 @@ def _uncommitted_handler(example: jax.Array) -> Callable[[Sequence[jax.Array]], 
         example.aval,  # pyright: ignore[reportAttributeAccessIssue]
         jax.sharding.SingleDeviceSharding(device),
         committed=False,
-        _skip_checks=True,
+        **_UNCHECKED,
     )
 
 

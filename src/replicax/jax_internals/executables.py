@@ -40,11 +40,13 @@ def _look_up() -> _Names | str:
         api = importlib.import_module("jax._src.api")
         pxla = importlib.import_module("jax._src.interpreters.pxla")
         _jax = importlib.import_module("jax._src.lib")._jax
+        mesh = importlib.import_module("jax._src.mesh")
+        devices = (mesh if hasattr(mesh, "device_context") else config).device_context
         return _Names(
             (
                 (core.trace_state_strong_ref, core.eval_trace),
                 (api._post_hook_state, None),
-                (config.device_context, None),
+                (devices, devices.get_global()),
             ),
             _jax.ExecuteResults.consume_with_handlers,
             pxla.ExecuteReplicated,

@@ -24,7 +24,9 @@ AXES_OF = {
     **dict.fromkeys(
         (
             *("psum", "pmax", "pmin", "psum_invariant", "unreduced_psum"),
-            *("pvary", "preduced", "reduced_vary_cast_p", "vary_unreduced_cast_p"),
+            *("unreduced_pmax", "unreduced_pmin", "pvary", "preduced"),
+            *("reduced_vary_cast", "reduced_vary_cast_p"),  # by JAX 0.12, and by older ones
+            *("vary_unreduced_cast", "vary_unreduced_cast_p"),
             *("psum_start", "psum_invariant_start", "unreduced_psum_start"),
         ),
         "axes",
@@ -33,7 +35,7 @@ AXES_OF = {
         (
             *("all_gather", "all_gather_invariant", "all_gather_reduced", "reduce_scatter"),
             *("unreduced_reduce_scatter", "all_to_all", "ragged_all_to_all", "ppermute"),
-            *("pbroadcast", "psend", "precv", "axis_index"),
+            *("pbroadcast", "pbroadcast_dynamic", "psend", "precv", "axis_index"),
             *("all_gather_start", "all_gather_reduced_start", "reduce_scatter_start"),
             *("unreduced_reduce_scatter_start", "all_to_all_start", "pbroadcast_start"),
             *("ppermute_start", "replicax_uniform"),

@@ -23,7 +23,8 @@ _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1]) + "/"
 
 Jaxpr = jax_core.Jaxpr
 
-ClosedJaxpr = jax_core.ClosedJaxpr
+ClosedJaxpr: Any = getattr(jax_core, "ClosedJaxpr", Jaxpr)
+"""With JAX 0.12, every Jaxpr: there each has its own constants, and ``.jaxpr`` is the same one."""
 
 Literal = jax_core.Literal
 
@@ -129,6 +130,15 @@ def _bodies(params: Mapping[str, Any]) -> list[Any]:
 def sub_jaxprs(params: Mapping[str, Any]) -> list[Any]:
     """Every jaxpr among an equation's parameters, also inside tuples, as plain Jaxprs."""
     return [open_jaxpr(body) for body in _bodies(params)]
+
+
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """How many operands of a scan are the same in every round, and how many it carries."""
+    params = eqn.params
+    if "ft_in" not in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()  # since JAX 0.11
+    return len(consts), len(carry)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

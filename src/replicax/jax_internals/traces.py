@@ -15,11 +15,15 @@ from typing import Any
 import jax
 from jax._src import config as jax_config
 from jax._src import core as jax_core
+from jax._src import mesh as jax_mesh
 from jax._src.config import config_ext
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
 
 Trace = Any
+
+# JAX 0.11 moved the state of `jax.set_mesh` there.
+_MESH_STATES: Any = jax_mesh if hasattr(jax_mesh, "abstract_mesh_context_manager") else jax_config
 
 
 def set_everywhere(context: Any, value: Hashable) -> None:
@@ -160,7 +164,7 @@ def _thread_states() -> Iterator[Any]:
         yield jax_core.trace_state_strong_ref
     yield jax_core.axis_env_state
     yield jax_config.mesh_context_manager
-    yield jax_config.abstract_mesh_context_manager
+    yield _MESH_STATES.abstract_mesh_context_manager
     yield from jax_config.config_states.values()
 
 

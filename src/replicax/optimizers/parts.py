@@ -48,6 +48,7 @@ ELEMENTWISE = frozenset({
 _CALLS = {
     "jit": "jaxpr",
     "closed_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
 }

@@ -349,7 +349,7 @@ def test_a_jitted_write_counts_at_each_call_in_a_varying_branch() -> None:
 
 def test_a_ref_that_an_unknown_primitive_touches_varies_from_then_on() -> None:
     unknown = jex_core.Primitive("unknown")
-    unknown.def_abstract_eval(lambda ref: jax.typeof(jnp.float32(0)))
+    unknown.def_abstract_eval(lambda ref: jax.core.ShapedArray((), jnp.float32))
     assert varying(ref_program(lambda r, x, m: unknown.bind(r))) is True
 
 

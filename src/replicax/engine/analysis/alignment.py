@@ -20,6 +20,7 @@ from replicax.jax_internals.programs import (
     Literal,
     is_ref,
     open_jaxpr,
+    scan_counts,
     sub_jaxprs,
     user_line,
 )
@@ -110,7 +111,7 @@ class Meeting:
         """What the bodies of one variant read from around the meeting."""
         step = self.steps[variant]
         if self.name == "scan":
-            return step.ins[: step.eqn.params["num_consts"]]
+            return step.ins[: scan_counts(step.eqn)[0]]
         if self.name == "while":
             return step.ins[: sum(while_consts(step))]
         return step.ins[1:] if self.name == "cond" else ()
@@ -159,8 +160,8 @@ class Plan:
 
 def scan_carry(step: Step) -> tuple[int, int]:
     """The first input of a scan that is carried, and the first after these."""
-    first = step.eqn.params["num_consts"]
-    return first, first + step.eqn.params["num_carry"]
+    num_consts, num_carry = scan_counts(step.eqn)
+    return num_consts, num_consts + num_carry
 
 
 def while_consts(step: Step) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from replicax.jax_internals.programs import (
     Literal,
     is_ref,
     open_jaxpr,
+    scan_counts,
     sub_jaxprs,
 )
 
@@ -186,8 +187,8 @@ class LocalNumbering:
 
     def _run_scan(self, eqn: Any, values: Sequence[Value]) -> list[Value]:
         params = eqn.params
-        first = params["num_consts"]
-        last = first + params["num_carry"]
+        first, num_carry = scan_counts(eqn)
+        last = first + num_carry
         rows = [self._derived([x], "row", x) for x in map(content, values[last:])]
 
         def body(carry: list[Value]) -> list[Value]:
@@ -357,4 +358,4 @@ def unrepeated(names: Iterable[_Name]) -> list[tuple[_Name, int]]:
 
 def _scans_refs(eqn: Any, values: Sequence[Value]) -> bool:
     """Whether a scan takes a part of a Ref in each round."""
-    return any(isinstance(value, RefState) for value in values[eqn.params["num_consts"] :])
+    return any(isinstance(value, RefState) for value in values[scan_counts(eqn)[0] :])

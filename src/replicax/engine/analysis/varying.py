@@ -23,6 +23,7 @@ from replicax.jax_internals.programs import (
     Literal,
     is_ref,
     open_jaxpr,
+    scan_counts,
     sub_jaxprs,
     user_line,
 )
@@ -32,6 +33,7 @@ CALLS = {
     "jit": "jaxpr",
     "call": "call_jaxpr",
     "closed_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",  # since JAX 0.11 both of these; JAX 0.10 put the body in its place
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vmap_call": "call",
@@ -365,7 +367,7 @@ class _Pass:
             self.divergent = eqn
 
     def _run_scan(self, eqn: Any, values: list[_Value], branch: Any) -> Sequence[_Value]:
-        num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        num_consts, num_carry = scan_counts(eqn)
         body = open_jaxpr(eqn.params["jaxpr"])
         consts, xs = values[:num_consts], values[num_consts + num_carry :]
         carry = [_varies(value) for value in values[num_consts : num_consts + num_carry]]

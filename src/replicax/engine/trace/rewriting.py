@@ -22,10 +22,10 @@ def rewritten(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
         if not isinstance(value, ClosedJaxpr | Jaxpr):
             return value
         if id(value) not in done:
-            if isinstance(value, ClosedJaxpr):
-                done[id(value)] = value.replace(jaxpr=of(value.jaxpr))
-            else:
+            if isinstance(value, Jaxpr):
                 done[id(value)] = value.replace(eqns=list(map(equation, value.eqns)))
+            else:
+                done[id(value)] = value.replace(jaxpr=of(value.jaxpr))
         return done[id(value)]
 
     def equation(eqn: Any) -> Any:
