@@ -1,8 +1,8 @@
 """Refuses a version of JAX with which Replicax was not tested, when Replicax is imported.
 
-`jax_internals` uses private names of JAX, which move between versions: with an older one, and with
-JAX 0.12, the first import would end in an AttributeError that says nothing of the reason. The
-package imports this module before all others.
+`jax_internals` uses private names of JAX, and `engine` reads traced programs, whose form JAX does
+not promise. Both change between versions: with an older one the first import would end in an
+AttributeError that says nothing of the reason. The package imports this module before all others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 
 LOWEST = (0, 10, 0)
-TOO_NEW = (0, 11)
+TOO_NEW = (0, 13)
 
 
 def check(version: tuple[int, ...]) -> None:
