@@ -32,7 +32,9 @@ def collectives_of(program):
     found = []
     pattern = rf"= (.*?) ({KINDS})(?:-start)?\((.*)$"
     for result, kind, rest in re.findall(pattern, program.as_text(), re.MULTILINE):
-        groups = re.search(r"(?:replica_groups|source_target_pairs)=(\S+),", rest)
+        groups = re.search(
+            r"(?:replica_groups|source_target_pairs)=(mesh\[.*?\] \{.*?\}|\S+),", rest
+        )
         name = re.search(r'op_name="([^"]*)"', rest)
         last = name.group(1).rsplit("/", 1)[-1] if name else ""
         found.append(Collective(kind, shapes_in(result), groups.group(1) if groups else "", last))

@@ -139,7 +139,8 @@ def test_replicated_values_are_whole_on_every_device(pairs):
 
     batch = pairs.distribute_batch(images(pairs))
     compiled = step.lower_run(pairs, batch).compile()
-    assert all_gathers_of(compiled) == {"sharding_constraint"}
+    (gather,) = all_gathers_of(compiled)
+    assert gather in ("sharding_constraint", "sin")  # what asks for it, or what it is of: XLA's say
     program = compiled.as_text()
     assert re.search(r"f32\[2,8,16,4\][^=]*sine", program)
     assert re.search(r"f32\[2,16,16,4\][^=]*cosine", program)

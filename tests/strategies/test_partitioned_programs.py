@@ -10,7 +10,11 @@ import replicax as rx
 from tests.strategies.collectives import all_gathers_of, arguments_of, collectives_of
 
 WITHIN_REPLICAS = ("[2,4]<=[8]", "{{0,1,2,3},{4,5,6,7}}")
-BETWEEN_REPLICAS = ("[4,2]<=[2,4]T(1,0)", "{{0,4},{1,5},{2,6},{3,7}}")
+BETWEEN_REPLICAS = (
+    "[4,2]<=[2,4]T(1,0)",
+    "{{0,4},{1,5},{2,6},{3,7}}",
+    "mesh['replica'=2,'logical_0'=2,'logical_1'=2] {'replica'}",  # with JAX 0.12
+)
 WIDTH, HIDDEN = 32, 256
 RULES = [("mlp/in", [1, 4]), ("mlp/out", [4, 1])]
 
