@@ -14,6 +14,7 @@ from replicax.jax_internals.programs import (
     TransposedProduct,
     call_jaxpr,
     eval_jaxpr,
+    is_backward,
     is_ref,
     open_jaxpr,
     origin_of,
@@ -207,3 +208,10 @@ def test_a_transposed_product_is_recognised_in_the_innermost_trace_only():
     assert seen[1:] == [None, None, None]
     np.testing.assert_array_equal(result, np.full(result.shape, 6.0))
     assert transposed_product(jnp.ones((2, 3)).T) is None
+
+
+def test_the_equations_of_the_backward_pass_are_told_apart():
+    jaxpr = jax.make_jaxpr(jax.grad(lambda x: jnp.sin(x) ** 3))(1.0)
+    assert {is_backward(eqn) for eqn in jaxpr.eqns} == {False, True}
+    forward = jax.make_jaxpr(lambda x: jnp.sin(x) ** 3)(1.0)
+    assert not any(map(is_backward, forward.eqns))

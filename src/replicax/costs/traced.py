@@ -29,6 +29,7 @@ from replicax.jax_internals.programs import (
     Literal,
     is_ref,
     open_jaxpr,
+    scan_counts,
     sub_jaxprs,
     user_line,
 )
@@ -152,8 +153,7 @@ class _Around:
             axes = {**axes, **dict(eqn.params["mesh"].shape)}
         path, loop = (*self.path, id(eqn), part), None
         if eqn.primitive.name == "scan" and eqn.params["length"] > 1:
-            params = eqn.params
-            loop = open_jaxpr(params["jaxpr"]), params["num_consts"], params["num_carry"]
+            loop = open_jaxpr(eqn.params["jaxpr"]), *scan_counts(eqn)
         return _Around(axes, count, self.in_branch or in_branch, path, self.line_of(eqn), loop)
 
     def line_of(self, eqn: Any) -> str:
@@ -311,7 +311,7 @@ class _TraceWalk:
 
     def _scan(self, eqn: Any, values: list[_Flow], place: _Around) -> list[_Flow]:
         params = eqn.params
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        num_consts, num_carry = scan_counts(eqn)
         body, inner = open_jaxpr(params["jaxpr"]), place.inside(eqn, times=params["length"])
         carry = [
             value if is_ref(atom) else _Flow(value.served, value.parts)

@@ -20,14 +20,14 @@ from replicax.core.enums import VariableAggregation
 from replicax.core.errors import ContextError, VariableError
 from replicax.integrations.keras import internals, shares
 from replicax.integrations.keras.variables import StrategyVariable, is_on_read
-from replicax.jax_internals.programs import Literal, open_jaxpr, sub_jaxprs
+from replicax.jax_internals.programs import Literal, open_jaxpr, scan_counts, sub_jaxprs
 
 _watched: weakref.WeakSet[type] = weakref.WeakSet()  # classes
 _checked: weakref.WeakSet[Any] = weakref.WeakSet()  # metrics
 
 _SAME = {"convert_element_type", "copy", "copy_p", "reshape", "optimization_barrier"}
 _ADDS = {"add", "add_any", "sub", "scatter-add"}
-_CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call"}
+_CALLS = {"jit", "call", "closed_call", "eval_jaxpr", "remat2", "checkpoint", "custom_jvp_call"}
 
 _NOTHING = "nothing of the state"
 _OTHERWISE = "the state, and not only by addition"
@@ -129,7 +129,7 @@ def _of_equation(eqn: Any, kinds: list[_Kind]) -> list[_Kind]:
 
 def _of_scan(eqn: Any, kinds: list[_Kind]) -> list[_Kind]:
     """A loop adds to what it carries if each round does."""
-    start, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+    start, carried = scan_counts(eqn)
     outs = _kinds(open_jaxpr(eqn.params["jaxpr"]), kinds)
     before = kinds[start : start + carried]
     if outs[:carried] != before:
