@@ -1,5 +1,6 @@
 """Calling an executable of JAX itself does what calling it through `jit` does."""
 
+import importlib
 import weakref
 
 import jax
@@ -227,12 +228,18 @@ print(diagnose(cluster=False, seconds=1.0).launches)
 """
 
 
+# JAX 0.11 moved it.
+DEVICE_STATES = (
+    "mesh" if hasattr(importlib.import_module("jax._src.mesh"), "device_context") else "config"
+)
+
+
 @pytest.mark.parametrize(
     ("module", "names"),
     [
         full_only("core", []),
         ("core", ["trace_state_strong_ref"]),
-        full_only("config", ["device_context"]),
+        full_only(DEVICE_STATES, ["device_context"]),
         full_only("interpreters.pxla", ["ExecuteReplicated"]),
     ],
 )
