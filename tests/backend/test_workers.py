@@ -136,7 +136,21 @@ print(json.dumps(str(joined.lost("in a step", GLOO))))
 
 def test_an_action_that_does_not_return_is_left_alone():
     go_on = threading.Event()
-    assert workers.within(60.0, lambda: None)
-    assert not workers.within(0.05, lambda: go_on.wait(60.0))
-    assert not workers.within(60.0, lambda: 1 / 0)
+    aside = workers.Aside()
+    assert aside.within(60.0, lambda: None)
+    assert not aside.within(60.0, lambda: 1 / 0)
+    assert not aside.within(0.05, lambda: go_on.wait(60.0))
     go_on.set()
+    assert aside.within(60.0, lambda: None)
+
+
+def test_an_action_can_be_done_aside_when_the_program_ends():
+    output = run_fresh(
+        """
+        import atexit
+        from replicax.backend import workers
+        aside = workers.Aside()
+        atexit.register(lambda: print(aside.within(60.0, lambda: print("goodbye"))))
+        """
+    )
+    assert output.split() == ["goodbye", "True"]

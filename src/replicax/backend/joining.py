@@ -159,5 +159,5 @@ def _leave(group: Workers) -> None:
         with contextlib.suppress(Exception):
             group.await_others(patience)
     elif told:
-        workers.within(workers.GOODBYE_SECONDS, leave_coordination)
+        group.aside.within(workers.GOODBYE_SECONDS, leave_coordination)
     forget_coordination()

@@ -87,6 +87,7 @@ class Workers:
         self._looked_at = time.monotonic()
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        self.aside = Aside()
         self._heart = threading.Thread(target=self._beat, name="replicax-heart", daemon=True)
         self._heart.start()
 
@@ -374,7 +375,7 @@ class Workers:
             return False
         self._heart.join(GOODBYE_SECONDS)
         client = coordination_client()
-        return within(
+        return self.aside.within(
             GOODBYE_SECONDS,
             lambda: client.key_value_set(self._beat_key(self.rank), last_beat, True),
         )
@@ -466,19 +467,34 @@ def translated(action: Callable[[], _Value]) -> _Value:
         raise
 
 
-def within(seconds: float, action: Callable[[], object]) -> bool:
-    """Whether `action` returns in time, without an error. It is left alone if it does not."""
-    returned = threading.Event()
+class Aside:
+    """A thread that does what might never return, one thing after the other.
 
-    def act() -> None:
-        with contextlib.suppress(Exception):
-            action()
-            returned.set()
+    It starts at once, because Python 3.12 starts no thread any more when a program ends.
+    """
 
-    thread = threading.Thread(target=act, name="replicax-goodbye", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return returned.is_set()
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[tuple[Callable[[], object], Any]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="replicax-goodbye", daemon=True).start()
+
+    def within(self, seconds: float, action: Callable[[], object]) -> bool:
+        """Whether `action` returns in time, without an error. It is left alone if it does not."""
+        answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._asked.put((action, answer))
+        try:
+            return answer.get(timeout=seconds)
+        except queue.Empty:
+            return False
+
+    def _work(self) -> None:
+        while True:
+            action, answer = self._asked.get()
+            try:
+                action()
+            except Exception:
+                answer.put(False)
+            else:
+                answer.put(True)
 
 
 def _shown(message: Any) -> str:
