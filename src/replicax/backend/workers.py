@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import queue
 import re
 import threading
 import time
@@ -474,27 +475,26 @@ class Aside:
     """
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[tuple[Callable[[], object], Any]] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="replicax-goodbye", daemon=True).start()
 
     def within(self, seconds: float, action: Callable[[], object]) -> bool:
         """Whether `action` returns in time, without an error. It is left alone if it does not."""
-        answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._asked.put((action, answer))
-        try:
-            return answer.get(timeout=seconds)
-        except queue.Empty:
-            return False
+        ended, returned = threading.Event(), threading.Event()
+
+        def act() -> None:
+            with contextlib.suppress(Exception):
+                action()
+                returned.set()
+            ended.set()
+
+        self._asked.put(act)
+        ended.wait(seconds)
+        return returned.is_set()
 
     def _work(self) -> None:
         while True:
-            action, answer = self._asked.get()
-            try:
-                action()
-            except Exception:
-                answer.put(False)
-            else:
-                answer.put(True)
+            self._asked.get()()
 
 
 def _shown(message: Any) -> str:
