@@ -10,8 +10,7 @@ from __future__ import annotations
 import jax
 
 LOWEST = (0, 10, 0)
-TOO_NEW = (0, 13)
-BROKEN = (0, 11, 2)  # compiling a step whose replicas differ can crash XLA on CPU, and the process
+TOO_NEW = (0, 11)
 
 
 def check(version: tuple[int, ...]) -> None:
@@ -23,8 +22,8 @@ def check(version: tuple[int, ...]) -> None:
     Example:
         >>> check((0, 10, 1))
     """
-    if not LOWEST <= version < TOO_NEW or version == BROKEN:
-        wanted = f"jax>={_text(LOWEST)},!={_text(BROKEN)},<{_text(TOO_NEW)}"
+    if not LOWEST <= version < TOO_NEW:
+        wanted = f"jax>={_text(LOWEST)},<{_text(TOO_NEW)}"
         raise ImportError(
             f"this version of Replicax needs {wanted}; JAX {_text(version)} is installed. "
             f"Install another one with: pip install '{wanted}'"
