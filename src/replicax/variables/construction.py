@@ -101,8 +101,8 @@ def build(
         synchronization=synchronization,
         aggregation=aggregation,
     )
-    primary: Any = asked_primary()
-    variable._slot_of = None if primary is None else primary.name
+    # State of no single variable belongs to a place, which has no name.
+    variable._slot_of = getattr(asked_primary(), "name", None)
     frame = current_frame()
     if frame is not None:
         variable = frame.exchange(variable)[0]  # all variants of a trace create the same one
