@@ -47,7 +47,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "replicax.losses",
         "replicax.optimizers",
     ),
-    "Costs of a step": ("replicax.costs",),
+    "Costs of a step": ("replicax.costs", "replicax.watching"),
     "Metrics": ("replicax.metrics",),
     "Random numbers": ("replicax.random",),
     "Input": (

@@ -47,6 +47,7 @@ type that a user would catch anyway. Some are defined where they are raised::
     ├── CheckpointObjectError (TypeError)    an object that a checkpoint cannot save
     ├── SavedModelError (ValueError)         a model that cannot be saved, or loaded from its files
     ├── SummaryError (ValueError)            a summary of something that is none of its kind
+    ├── SimulationError (ValueError)         a step that cannot be simulated
     ├── ClosureCancelledError (RuntimeError)  a closure that was not run, as one before it failed
     ├── TaskGoneError (RuntimeError)         a task of parameter servers does not answer
     │   ├── WorkerGoneError                  a worker; what it ran may be run elsewhere

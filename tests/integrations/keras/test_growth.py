@@ -1,5 +1,6 @@
 """Training goes on without compiling again, and without taking more memory."""
 
+import traceback
 from collections.abc import Iterator
 
 import jax
@@ -12,15 +13,15 @@ from tests.integrations.keras.problem import FIT, X, Y, mirrored, mlp
 
 @pytest.fixture
 def compiled() -> Iterator[list[str]]:
-    """What is compiled while the test runs."""
-    names: list[str] = []
+    """Who has something compiled while the test runs."""
+    callers: list[str] = []
 
     def listen(name: str, *args: object, **options: object) -> None:
         if name.endswith("backend_compile_duration"):
-            names.append(name)
+            callers.append("".join(traceback.format_stack()))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
-    yield names
+    yield callers
     jax.monitoring.clear_event_listeners()
 
 
