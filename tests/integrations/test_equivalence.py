@@ -8,6 +8,7 @@ import pytest
 import replicax as rx
 from tests.integrations.libraries import WITH_MODELS, models_of
 from tests.integrations.problem import INPUTS, OPTIMIZERS, assert_close, batches
+from tests.tiers import full_only
 
 WRAPS = {"compiled": rx.function, "eager": lambda step: step}
 
@@ -36,8 +37,9 @@ def check(library, name, optimizer, steps, count, *, wrap="compiled", tolerance=
     np.testing.assert_allclose(losses, wanted_losses, rtol=10 * tolerance)
 
 
+@pytest.mark.whole
 @libraries
-@pytest.mark.parametrize("name", ["mlp", "convnet"])
+@pytest.mark.parametrize("name", [full_only("mlp"), "convnet"])
 def test_a_few_compiled_steps_equal_those_of_one_device(library, name):
     check(library, name, "sgd", 3, 2)
 
@@ -59,6 +61,7 @@ def test_eager_steps_equal_those_of_one_device(library, name, count):
     check(library, name, "sgd", 6, count, wrap="eager")
 
 
+@pytest.mark.quick
 @libraries
 def test_sharded_steps_equal_those_of_one_device(library):
     sharding = rx.experimental.Sharding(stage=3)

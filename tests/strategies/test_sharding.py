@@ -265,6 +265,7 @@ def test_what_cannot_be_is_refused():
         mirrored(2, sharding=3)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_replicas_of_several_logical_devices_share_what_is_not_cut_over_these(stage):
     def train(strategy):

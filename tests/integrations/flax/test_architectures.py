@@ -106,6 +106,7 @@ def params(model):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "compiled", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["compiled", "eager"]
 )

@@ -24,6 +24,7 @@ def on_one_device(task: str, optimizer: str) -> tuple[Any, dict[str, list[float]
     return models.trained(task, optimizer)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("task", "optimizer", "num_replicas"),
     [case if case in QUICK else full_only(*case) for case in CASES],

@@ -15,6 +15,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", [n if n in QUICK else full_only(n) for n in STYLES])
 def test_a_program_gives_what_it_gives_on_one_device(name: str) -> None:
     require_equal(STYLES[name], mirrored(2))
